@@ -1,0 +1,119 @@
+"""AdaBound (Luo, Xiong, Liu, Sun, 2019): Adam between two bounds that become SGD's rate."""
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from avagrad.optim.arguments import explain_unknown_keywords
+from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, lr_on
+from avagrad.optim.rules import adabound_step
+
+__all__ = ["AdaBound"]
+
+
+class AdaBound(RuleOptimizer):
+    r"""AdaBound: Adam's rates, clamped between bounds that close in on ``final_lr``.
+
+    .. math::
+        w_{t+1} = w_t - m_t \, \mathrm{clamp}\Bigl(
+            \frac{\alpha \sqrt{1-\beta_2^t} / (1-\beta_1^t)}{\sqrt{v_t} + \epsilon},\;
+            f \bigl(1 - \tfrac{1}{\gamma t + 1}\bigr),\; f \bigl(1 + \tfrac{1}{\gamma t}\bigr)\Bigr),
+        \qquad f = \texttt{final\_lr} \cdot \alpha / \alpha_{\mathrm{base}}
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: Adam's learning rate; a number or a tensor of one element. Its first value in each group is
+            kept there as ``base_lr``, so that schedules move the bounds along.
+        betas: the decay of the two moments.
+        eps: added to the root of the second moment.
+        weight_decay: added to the gradient, times the parameter (L2).
+        final_lr: the rate that the bounds close in on.
+        gamma: how fast they do.
+        amsbound: use the largest second moment so far, as AMSGrad.
+        maximize: go up instead of down.
+        foreach: accepted; there is one implementation.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        differentiable: let autograd follow the step.
+        fused: accepted; True is refused.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AdaBound([w], lr=0.01)
+    >>> w.square().sum().backward()
+    >>> opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.9900, -1.9900], requires_grad=True)
+
+    Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
+    """
+
+    _own_keys = ("final_lr", "gamma", "amsbound")
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        final_lr: float = 0.1,
+        gamma: float = 1e-3,
+        amsbound: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "final_lr": final_lr,
+                "gamma": gamma,
+                "amsbound": amsbound,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group; its first lr is its ``base_lr`` unless it brings one."""
+        super().add_param_group(param_group)
+        self.param_groups[-1].setdefault("base_lr", float(self.param_groups[-1]["lr"]))
+
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        return {"exp_avg": True, "exp_avg_sq": True} | ({"max_exp_avg_sq": True} if group["amsbound"] else {})
+
+    def _update(self, batches: list[Batch]) -> None:
+        for group, entries, _ in batches:
+            for entry in entries:
+                if entry.g is None:
+                    continue
+                w, g, state = entry.values(group)
+                m, v, v_max = state if group["amsbound"] else (*state, None)
+                new_w, *new_state = adabound_step(
+                    w,
+                    g,
+                    m,
+                    v,
+                    v_max,
+                    host_or_device(entry.step, group) + 1,
+                    lr=lr_on(w.device, group["lr"]),
+                    base_lr=group["base_lr"],
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    eps=group["eps"],
+                    final_lr=group["final_lr"],
+                    gamma=group["gamma"],
+                    weight_decay=group["weight_decay"],
+                    maximize=group["maximize"],
+                )
+                entry.take(new_w, *new_state[: len(state)])

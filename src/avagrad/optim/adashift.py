@@ -1,0 +1,111 @@
+"""AdaShift (Zhou, Zhang, Lu, Wang, Zhang, Yu, 2019): second moments from gradients n steps ago."""
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from avagrad.optim.arguments import explain_unknown_keywords
+from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, lr_on
+from avagrad.optim.rules import adashift_step
+
+__all__ = ["AdaShift"]
+
+
+class AdaShift(RuleOptimizer):
+    r"""AdaShift: the second moment is fed with gradients that are ``keep`` steps old.
+
+    .. math::
+        m_t &= \sum_{i<n} \beta_1^i g_{t-i} \Big/ \sum_{i<n} \beta_1^i \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) \, \phi(g_{t-n}^2) \\
+        w_{t+1} &= w_t - \alpha \, m_t \big/ \bigl(\sqrt{v_t / (1 - \beta_2^{t-n})} + \epsilon\bigr)
+
+    with n = ``keep``; the first move is made at t = n + 1. The state holds n gradients, so it is large.
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: the learning rate; a number or a tensor of one element.
+        betas: the weights of the kept gradients, and the decay of the second moment.
+        eps: added to the root of the second moment.
+        weight_decay: added to the gradient, times the parameter (L2).
+        keep: how many gradients are kept.
+        reduce: phi; "max" for the maximum over the tensor, None for element-wise second moments.
+        maximize: go up instead of down.
+        foreach: accepted; there is one implementation.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        differentiable: let autograd follow the step.
+        fused: accepted; True is refused.
+
+    >>> import torch
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AdaShift([w], lr=0.01, keep=1)
+    >>> for _ in range(2):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.9950, -1.9900], requires_grad=True)
+
+    Reference: "AdaShift: Decorrelation and Convergence of Adaptive Learning Rate Methods".
+    """
+
+    _own_keys = ("keep", "reduce")
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        keep: int = 10,
+        reduce: str | None = "max",
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "keep": keep,
+                "reduce": reduce,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
+
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        kept = {f"grad_{i}": True for i in range(group["keep"])}
+        return {"exp_avg_sq": group["reduce"] is None} | kept
+
+    def _update(self, batches: list[Batch]) -> None:
+        for group, entries, _ in batches:
+            for entry in entries:
+                if entry.g is None:
+                    continue
+                w, g, (v, *kept) = entry.values(group)
+                new_w, kept, v = adashift_step(
+                    w,
+                    g,
+                    kept,
+                    v,
+                    host_or_device(entry.step, group) + 1,
+                    lr=lr_on(w.device, group["lr"]),
+                    beta1=group["betas"][0],
+                    beta2=group["betas"][1],
+                    eps=group["eps"],
+                    reduce=group["reduce"],
+                    weight_decay=group["weight_decay"],
+                    maximize=group["maximize"],
+                )
+                entry.take(new_w, v, *kept)

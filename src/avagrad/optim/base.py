@@ -1,0 +1,355 @@
+"""What all our optimizers share: groups, state, checkpoints, and the frame of a step."""
+
+import warnings
+from abc import abstractmethod
+from collections.abc import Callable
+from typing import Any, ClassVar, NamedTuple, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import (
+    Optimizer,
+    ParamsT,
+    StateDict,
+    _default_to_fused_or_foreach,
+    _get_scalar_dtype,
+    _use_grad_for_differentiable,
+)
+
+from avagrad.optim.arguments import check_group_keys, check_values, plain_number
+from avagrad.optim.rules import Scalar
+
+__all__ = [
+    "Batch",
+    "Entry",
+    "Group",
+    "RuleOptimizer",
+    "as_real",
+    "host_or_device",
+    "lr_on",
+    "on_host",
+    "prefers_foreach",
+    "scalar_dtype",
+]
+
+Group = dict[str, Any]
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
+
+
+class Entry(NamedTuple):
+    """A parameter in a step, as real tensors: a complex one is a pair of reals in the last dimension."""
+
+    param: Tensor  # as the user gave it
+    w: Tensor
+    g: Tensor | None  # None: no gradient in this step
+    step: Tensor
+    state: list[Tensor]  # in the order of _state_tensors
+
+    def values(self, group: Group) -> tuple[Tensor, Tensor, list[Tensor]]:
+        """Return ``w, g, state`` for a rule to work with, all in the dtype of the moments."""
+        assert self.g is not None
+        dtype = _WIDER.get(self.w.dtype, self.w.dtype)
+        w, g, state = self.w.to(dtype), self.g.to(dtype), self.state
+        if group["differentiable"]:  # autograd may come back for what take() overwrites
+            w, state = w.clone(), [x.clone() for x in state]
+        return w, g, state
+
+    def take(self, w: Tensor, *state: Tensor) -> None:
+        """Write a rule's results into place, and count the gradient."""
+        self.w.copy_(w)
+        for old, new in zip(self.state, state, strict=True):
+            old.copy_(new)
+        self.step.add_(1)
+
+
+class Batch(NamedTuple):
+    """A group in a step: what takes part, and what has no state yet and no gradient either."""
+
+    group: Group
+    entries: list[Entry]
+    unseen: int  # coordinates that require a gradient and have never had one
+
+
+class RuleOptimizer(Optimizer):
+    """A torch optimizer that runs functions of :mod:`avagrad.optim.rules`.
+
+    A subclass says which tensors its state holds (``_state_tensors``) and moves the parameters
+    (``_update``); arguments, groups, checkpoints and torch's conventions are looked after here.
+    """
+
+    # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
+    _own_keys: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
+        defaults = {key: plain_number(value) for key, value in defaults.items()}
+        check_values(type(self).__name__, defaults)
+        super().__init__(params, defaults)
+
+    # --- groups ---
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
+        if isinstance(param_group, dict):
+            owner = type(self).__name__
+            known = [*self.defaults, "params", "param_names"]
+            check_group_keys(owner, param_group, known)
+            for key, value in param_group.items():
+                if key in self.defaults:
+                    param_group[key] = plain_number(value)
+            check_values(owner, {key: param_group.get(key, value) for key, value in self.defaults.items()})
+        super().add_param_group(param_group)
+
+    # --- state ---
+
+    @abstractmethod
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        """Name the tensors of a parameter's state, ``step`` aside: True for one of the parameter's shape, else a scalar."""
+
+    @abstractmethod
+    def _update(self, batches: list[Batch]) -> None:
+        """Move every parameter that has a gradient, and count it in its ``step``."""
+
+    def _new_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate."""
+        dtype = _WIDER.get(p.dtype, p.dtype)  # moments of half-precision parameters are float32
+        step_device = p.device if group["capturable"] else torch.device("cpu")
+        state = {"step": torch.zeros((), dtype=_get_scalar_dtype(), device=step_device)}
+        for name, has_shape_of_p in self._state_tensors(group).items():
+            state[name] = (
+                torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+                if has_shape_of_p
+                else torch.zeros((), dtype=dtype.to_real(), device=p.device)
+            )
+        return state
+
+    def _init_group(
+        self,
+        group: Group,
+        params: list[Tensor],
+        grads: list[Tensor | None],
+        steps: list[Tensor],
+        tensors: list[Tensor],
+        unseen: list[int],
+    ) -> bool:
+        """Collect the parameters of a group that have a gradient or a state, making state where it is missing.
+
+        ``tensors`` gets the state of one parameter after the other, ``unseen`` the number of coordinates of
+        each parameter that has neither and requires a gradient. Returns whether the group had no state at
+        all before. torch.compile knows this method by its name and does not trace it: hence flat lists.
+        """
+        names = list(self._state_tensors(group))
+        fresh = not any(self.state.get(p) for p in group["params"])
+        for p in group["params"]:
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a gradient has the layout {p.grad.layout}, but must be dense: the "
+                    "global norm and the moments need every coordinate. Use sparse=False in the embedding, or "
+                    "give this parameter to torch.optim.SparseAdam."
+                )
+        for p in group["params"]:
+            if p.grad is None and not self.state.get(p):
+                if p.requires_grad:
+                    unseen.append(p.numel() * (2 if p.is_complex() else 1))
+                continue
+            state = self.state[p]
+            if not state:
+                state.update(self._new_state(p, group))
+            params.append(p)
+            grads.append(p.grad)
+            steps.append(state["step"])
+            tensors.extend(state[name] for name in names)
+        return fresh
+
+    # --- the frame of a step ---
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @_use_grad_for_differentiable
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        self._refuse_capture_of_host_scalars()
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+
+        fresh = True
+        batches: list[Batch] = []
+        for group in self.param_groups:
+            params: list[Tensor] = []
+            grads: list[Tensor | None] = []
+            steps: list[Tensor] = []
+            tensors: list[Tensor] = []
+            unseen: list[int] = []
+            fresh = self._init_group(group, params, grads, steps, tensors, unseen) and fresh
+            size = len(tensors) // max(len(params), 1)
+            entries = [
+                Entry(
+                    p,
+                    as_real(p),
+                    None if grads[i] is None else as_real(grads[i].resolve_conj()),
+                    steps[i],
+                    [as_real(x) for x in tensors[i * size : (i + 1) * size]],
+                )
+                for i, p in enumerate(params)
+            ]
+            batches.append(Batch(group, entries, sum(unseen)))
+
+        # torch.distributed.checkpoint asks a fresh optimizer for its state by a step with lr 0: what it
+        # gets is state that has seen nothing, and what follows is not changed by the question.
+        live = self._any_lr() if fresh else True
+        if live is False:
+            return loss
+        self._update(batches)
+        if isinstance(live, Tensor):
+            for entry in (entry for batch in batches for entry in batch.entries):
+                for x in (entry.step, *entry.state):
+                    x.copy_(torch.where(live.to(x.device), x, 0))
+        return loss
+
+    def _any_lr(self) -> bool | Tensor:
+        """Tell whether any group's lr differs from 0: as a tensor where only the device knows."""
+        lrs = [group["lr"] for group in self.param_groups]
+        on_device = [lr for lr in lrs if isinstance(lr, Tensor) and not on_host(lr)]
+        if any(float(lr) != 0 for lr in lrs if not isinstance(lr, Tensor) or on_host(lr)):
+            return True
+        if not on_device:
+            return False
+        device = on_device[0].device
+        return torch.stack([lr.detach().reshape(()).to(device) for lr in on_device]).ne(0).any()
+
+    def _refuse_capture_of_host_scalars(self) -> None:
+        if torch.compiler.is_compiling() or not torch.cuda.is_available():
+            return
+        if torch.cuda.is_current_stream_capturing() and not all(g["capturable"] for g in self.param_groups):
+            raise RuntimeError(
+                f"{type(self).__name__}: capturable is False, but step() is being captured in a CUDA graph, which "
+                "would freeze lr and step: construct the optimizer with capturable=True."
+            )
+
+    # --- checkpoints ---
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
+
+        The state of another optimizer that has the same tensors (``torch.optim.Adam``) can be loaded
+        too: moments and step counts are taken, hyper-parameters stay what they are.
+        """
+        given: StateDict = {}
+
+        def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
+            given.update(self._fitting(loaded))
+            return given
+
+        # Registered last, this hook sees what the user's own hooks have made of the state.
+        handle = self.register_load_state_dict_pre_hook(adapt)
+        try:
+            super().load_state_dict(state_dict)
+        finally:
+            handle.remove()
+        # torch has cast every moment to its parameter's dtype by now: take the values again.
+        for saved_id, p, group in self._matched(given):
+            for key, value in given["state"].get(saved_id, {}).items():
+                if key == "step":
+                    device = p.device if group["capturable"] else torch.device("cpu")
+                    self.state[p][key] = value.to(device=device, dtype=_get_scalar_dtype(), copy=True)
+                elif key in self._state_tensors(group):
+                    dtype = _WIDER.get(p.dtype, p.dtype)
+                    dtype = dtype if value.is_complex() else dtype.to_real()
+                    self.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
+
+    def _fitting(self, loaded: StateDict) -> StateDict:
+        """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
+        owner = type(self).__name__
+        groups = loaded["param_groups"]
+        missing = sorted({key for group in groups for key in self._own_keys if key not in group})
+        if missing:
+            warnings.warn(
+                f"{owner}: the loaded state is another optimizer's (its groups have no {', '.join(missing)}). "
+                "Its moments and step counts are taken; lr, eps and all other hyper-parameters stay as they are.",
+                stacklevel=4,
+            )
+            # Groups that do not match in number are torch's to refuse.
+            pairs = zip(self.param_groups, groups, strict=False)
+            groups = [{**own, "params": saved["params"]} for own, saved in pairs] + groups[len(self.param_groups) :]
+        fitting = {**loaded, "param_groups": groups, "state": dict(loaded["state"])}
+        for saved_id, p, group in self._matched(fitting):
+            values = loaded["state"].get(saved_id)
+            if not values:
+                continue
+            wanted = self._state_tensors(group)
+            for key in ("step", *wanted):
+                if key not in values:
+                    raise ValueError(
+                        f"{owner}: the loaded state of a parameter of shape {tuple(p.shape)} has no {key}, "
+                        f"but must have {', '.join(('step', *wanted))}."
+                    )
+                shape = p.shape if wanted.get(key) else torch.Size()
+                if isinstance(values[key], Tensor) and values[key].shape != shape:
+                    raise ValueError(
+                        f"{owner}: the loaded {key} has the shape {tuple(values[key].shape)}, but must have "
+                        f"{tuple(shape)}, for a parameter of shape {tuple(p.shape)}."
+                    )
+            values = {key: values[key] for key in ("step", *wanted)} if missing else dict(values)
+            if not isinstance(values["step"], Tensor):
+                values["step"] = torch.tensor(float(values["step"]), dtype=_get_scalar_dtype())
+            fitting["state"][saved_id] = values
+        return fitting
+
+    def _matched(self, state_dict: StateDict) -> list[tuple[Any, Tensor, Group]]:
+        """Return (saved id, parameter, group) for each parameter, in order."""
+        return [
+            (saved_id, p, {**own, **saved})
+            for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False)
+            for p, saved_id in zip(own["params"], saved["params"], strict=False)
+        ]
+
+
+def on_host(x: Tensor) -> bool:
+    """Tell whether reading the value of ``x`` is free of a synchronisation, and possible at all."""
+    return x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which a device works out the few numbers that all coordinates share."""
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def host_or_device(step: Tensor, group: Group) -> Scalar:
+    """Return a step count as a number, or as a tensor where nothing may be read on the host."""
+    if group["capturable"] or torch.compiler.is_compiling():
+        return step.to(scalar_dtype(step.device))
+    return step.item()
+
+
+def lr_on(device: torch.device, lr: Scalar) -> Scalar:
+    """Return ``lr`` ready to be multiplied with tensors of any shape on ``device``."""
+    if not isinstance(lr, Tensor):
+        return lr
+    return lr.reshape(()).to(device=device, non_blocking=True)
+
+
+def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
+    """Choose between foreach and the loop, as torch does."""
+    if group["foreach"] is None and group["fused"] is None:
+        return _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)[1]
+    return bool(group["foreach"])
+
+
+def as_real(x: Tensor) -> Tensor:
+    return torch.view_as_real(x) if x.is_complex() else x

@@ -1,0 +1,340 @@
+"""DelayedAdam, AvaGrad and AvaGradW: one update rule, three names.
+
+The rule itself is in :mod:`avagrad.optim.rules`; this file gives it torch.optim's manners.
+"""
+
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from avagrad.optim.arguments import explain_unknown_keywords
+from avagrad.optim.base import Batch, Entry, Group, RuleOptimizer, as_real, host_or_device, lr_on, prefers_foreach
+from avagrad.optim.foreach import blocks, foreach_delayed_step, in_batches
+from avagrad.optim.norm import GlobalNorm
+from avagrad.optim.rules import Scalar, delayed_step, rates
+
+__all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
+
+
+class _Delayed(RuleOptimizer):
+    """The delayed family, with what differs between its members as flags."""
+
+    _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
+    _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
+    _own_keys = ("bias_correction", "active_only")
+
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
+        self._norm = GlobalNorm()
+        super().__init__(params, defaults)
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._norm = GlobalNorm()
+
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        return {"exp_avg": True, "exp_avg_sq": True}
+
+    def _update(self, batches: list[Batch]) -> None:
+        if not any(entry.g is not None for batch in batches for entry in batch.entries):
+            return
+        gammas = self._norm.gamma(batches) if self._normalised else {}
+        for group, entries, _ in batches:
+            moving = [entry for entry in entries if entry.g is not None]
+            if not moving:
+                continue
+            move = _move_foreach if prefers_foreach(group, [entry.param for entry in moving]) else _move_in_loop
+            move(moving, gammas, group, self._decoupled)
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """Return what the next step will multiply gradients with, for logging.
+
+        ``gamma``; ``rate_min``, ``rate_median`` and ``rate_max`` of the effective rates
+        lr * gamma * eta over all coordinates that count in the norm; and ``norm_share_of_top_1_percent``, the share
+        of the norm's sum that the largest 1 % of eta make up. A share near 1 says that a few coordinates with
+        tiny gradients set the scale for all others (see ``active_only`` and ``norm``).
+
+        Unlike a step, this reads from the device and needs memory of the size of the parameters.
+
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
+        >>> w.grad = torch.tensor([1.0, 1.0, 1.0])
+        >>> opt.step()
+        >>> opt.diagnostics()["rate_median"]
+        0.5
+        """
+        batches = [self._batch_of_states(group) for group in self.param_groups]
+        gamma = 1.0
+        if self._normalised:
+            gamma = next(iter(self._norm.gamma(batches).values())).item()
+        etas, moves = [torch.zeros(0)], [torch.zeros(0)]
+        for group, entries, unseen in batches:
+            rate = float(group["lr"]) * gamma
+            for entry in entries:
+                eta = rates(entry.state[1], entry.step.item(), **_hyper_of_rates(group)).flatten().float().cpu()
+                if group["active_only"]:
+                    eta = eta[eta > 0]
+                elif group["bias_correction"] and entry.step.item() == 0:
+                    continue
+                etas.append(eta)
+                moves.append(rate * eta)
+            if not group["bias_correction"] and not group["active_only"]:
+                etas.append(torch.full((unseen,), 1 / group["eps"]))
+                moves.append(torch.full((unseen,), rate / group["eps"]))
+        eta, move = torch.cat(etas).double() ** batches[0].group.get("norm", 2), torch.cat(moves)
+        if not eta.numel():
+            eta = move = torch.zeros(1)
+        largest = eta.topk((eta.numel() + 99) // 100).values.sum() / eta.sum().clamp(min=1e-300)
+        return {
+            "gamma": gamma,
+            "rate_min": move.min().item(),
+            "rate_median": move.median().item(),
+            "rate_max": move.max().item(),
+            "norm_share_of_top_1_percent": largest.item(),
+        }
+
+    def _batch_of_states(self, group: Group) -> Batch:
+        """Return a group's state as a step would see it, creating nothing."""
+        entries, unseen = [], 0
+        for p in group["params"]:
+            if state := self.state.get(p):
+                moments = [as_real(state[name]) for name in self._state_tensors(group)]
+                entries.append(Entry(p, as_real(p.detach()), None, state["step"], moments))
+            elif p.requires_grad:
+                unseen += p.numel() * (2 if p.is_complex() else 1)
+        return Batch(group, entries, unseen)
+
+
+class DelayedAdam(_Delayed):
+    r"""Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        w_{t+1} &= w_t - \alpha \, m_t / (\sqrt{v_{t-1}} + \epsilon) \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+
+    Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
+    it converges as SGD does, where Adam may not.
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: the learning rate alpha; a number or a tensor of one element.
+        betas: the decay of the two moments.
+        eps: added to the root of the second moment; from 1e-15 to 1e15.
+        weight_decay: added to the gradient, times the parameter (L2).
+        bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
+            fills its moments, because there is no earlier one to take rates from. False is the paper's
+            box to the letter, with a first step of lr / eps.
+        active_only: coordinates that have never had a gradient other than 0 do not move. Beyond the paper.
+        maximize: go up instead of down.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take some
+            tens of megabytes, whatever the size of the model.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        differentiable: let autograd follow the step.
+        fused: reserved; True is refused for now.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = DelayedAdam([w], lr=0.01)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.9800, -1.9800], requires_grad=True)
+
+    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+    """
+
+    _normalised = False
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        active_only: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "bias_correction": bias_correction,
+                "active_only": active_only,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
+
+
+class AvaGrad(_Delayed):
+    r"""AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        \eta_t &= 1 / (\sqrt{v_{t-1}} + \epsilon) \\
+        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\lVert \eta_t / \sqrt{d} \rVert_2} \, m_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+
+    The norm runs over all parameters of all groups, whether or not they have a gradient in this step.
+    It makes ``lr`` and ``eps`` (nearly) independent, so that they can be searched one after the other.
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: the learning rate alpha; a number or a tensor of one element. It is of the size of SGD's (divided by
+            1 - momentum), not of Adam's.
+        betas: the decay of the two moments.
+        eps: how adaptive the method is: small as Adam, large as SGD; from 1e-15 to 1e15.
+        weight_decay: added to the gradient, times the parameter (L2). :class:`AvaGradW` decouples it.
+        bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
+            fills its moments, because there is no earlier one to take rates from. False is the paper's
+            box to the letter.
+        norm: 2 for the root mean square of the rates (the paper), 1 for their mean, in which a few huge
+            rates count far less. Beyond the paper.
+        active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
+            the norm. Beyond the paper.
+        maximize: go up instead of down.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take some
+            tens of megabytes, whatever the size of the model.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        differentiable: let autograd follow the step.
+        fused: reserved; True is refused for now.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AvaGrad([w], lr=0.1)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.5321, -1.5128], requires_grad=True)
+
+    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+    """
+
+    _own_keys = ("bias_correction", "active_only", "norm")
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 0.1,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        norm: int = 2,
+        active_only: bool = False,
+        maximize: bool = False,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        differentiable: bool = False,
+        fused: bool | None = None,
+    ) -> None:
+        super().__init__(
+            params,
+            {
+                "lr": lr,
+                "betas": betas,
+                "eps": eps,
+                "weight_decay": weight_decay,
+                "bias_correction": bias_correction,
+                "norm": norm,
+                "active_only": active_only,
+                "maximize": maximize,
+                "foreach": foreach,
+                "capturable": capturable,
+                "differentiable": differentiable,
+                "fused": fused,
+            },
+        )
+
+
+class AvaGradW(AvaGrad):
+    r"""AvaGrad with decoupled weight decay, as AdamW is to Adam.
+
+    Instead of entering the gradient, the decay shrinks the parameter by ``1 - lr * weight_decay`` at
+    each step (with bias correction: each step after a parameter's first). All else, arguments
+    included, is :class:`AvaGrad`'s.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AvaGradW([w], lr=0.1, weight_decay=0.01)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.5306, -1.5095], requires_grad=True)
+    """
+
+    _decoupled = True
+
+
+def _hyper_of_rates(group: Group) -> dict[str, Any]:
+    return {
+        "beta2": group["betas"][1],
+        "eps": group["eps"],
+        "bias_correction": group["bias_correction"],
+        "active_only": group["active_only"],
+    }
+
+
+def _hyper_of_step(group: Group) -> dict[str, Any]:
+    return {
+        "beta1": group["betas"][0],
+        "beta2": group["betas"][1],
+        "weight_decay": group["weight_decay"],
+        "bias_correction": group["bias_correction"],
+        "active_only": group["active_only"],
+        "maximize": group["maximize"],
+    }
+
+
+def _move_in_loop(
+    entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool
+) -> None:
+    for entry in entries:
+        w, g, (m, v) = entry.values(group)
+        past = host_or_device(entry.step, group)
+        eta = rates(v, past, **_hyper_of_rates(group))
+        gamma, lr = gammas.get(w.device, 1.0), lr_on(w.device, group["lr"])
+        hyper = _hyper_of_step(group)
+        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gamma, lr=lr, decoupled=decoupled, **hyper))
+
+
+def _move_foreach(
+    entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool
+) -> None:
+    items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar]] = []
+    for entry in entries:
+        assert entry.g is not None
+        past = host_or_device(entry.step, group)
+        pieces = zip(*map(blocks, (entry.w, entry.g, *entry.state)), strict=True)
+        items.extend((w, g, m, v, past) for w, g, m, v in pieces)
+    hyper = {**_hyper_of_rates(group), **_hyper_of_step(group)}
+    for batch in in_batches(items, key=lambda item: item[0]):
+        ws, gs, ms, vs, pasts = (list(column) for column in zip(*batch, strict=True))
+        gamma, lr = gammas.get(ws[0].device, 1.0), lr_on(ws[0].device, group["lr"])
+        foreach_delayed_step(ws, gs, ms, vs, pasts, gamma, lr=lr, decoupled=decoupled, **hyper)
+    torch._foreach_add_([entry.step for entry in entries], 1)

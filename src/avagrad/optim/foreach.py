@@ -1,0 +1,142 @@
+"""The delayed rule of :mod:`avagrad.optim.rules`, restated for lists of tensors.
+
+Many small tensors cost one launch an operation instead of one a tensor. The scalars come from
+``rules`` as well; only the element-wise body is written again, and held to the same numbers by the
+tests. All lists are of one device and one dtype.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.rules import Scalar, bias_correction_of
+
+__all__ = ["BLOCK", "blocks", "foreach_delayed_step", "foreach_rates", "in_batches"]
+
+_T = TypeVar("_T")
+
+BLOCK = 2**22  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
+
+
+def blocks(x: Tensor) -> Sequence[Tensor]:
+    """Return views that cover ``x``, none much larger than ``BLOCK``.
+
+    >>> [tuple(b.shape) for b in blocks(torch.empty(3, 2**22))]
+    [(3, 1398101), (3, 1398101), (3, 1398101), (3, 1)]
+    """
+    if x.numel() <= BLOCK or torch.compiler.is_compiling():
+        return (x,)
+    longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
+    others = x.numel() // x.shape[longest]
+    pieces = x.split(max(BLOCK // others, 1), dim=longest)
+    return pieces if others <= BLOCK else [b for piece in pieces for b in blocks(piece)]
+
+
+def in_batches(items: Iterable[_T], *, key: Callable[[_T], Tensor]) -> Iterator[list[_T]]:
+    """Yield the items in batches of one device and dtype (those of ``key(item)``) and of about ``BLOCK`` coordinates.
+
+    >>> [len(batch) for batch in in_batches([torch.ones(3), torch.ones(2).double(), torch.ones(1)], key=lambda x: x)]
+    [2, 1]
+    """
+    kinds: dict[tuple[torch.device, torch.dtype], list[_T]] = {}
+    for item in items:
+        x = key(item)
+        kinds.setdefault((x.device, x.dtype), []).append(item)
+    for alike in kinds.values():
+        batch: list[_T] = []
+        size = 0
+        for item in alike:
+            n = key(item).numel()
+            if batch and size + n > BLOCK and not torch.compiler.is_compiling():
+                yield batch
+                batch, size = [], 0
+            batch.append(item)
+            size += n
+        yield batch
+
+
+def foreach_rates(
+    vs: Sequence[Tensor],
+    pasts: Sequence[Scalar],
+    *,
+    beta2: float,
+    eps: float,
+    bias_correction: bool,
+    active_only: bool,
+) -> list[Tensor]:
+    """As :func:`avagrad.optim.rules.rates`, for each ``v`` and the number of gradients it has seen."""
+    if bias_correction:
+        known = [_known(past) for past in pasts]
+        seen = [past + (1 - k) for past, k in zip(pasts, known, strict=True)]
+        etas = list(torch._foreach_div(vs, [bias_correction_of(beta2, past) for past in seen]))
+        torch._foreach_sqrt_(etas)
+    else:
+        etas = list(torch._foreach_sqrt(vs))
+    torch._foreach_add_(etas, eps)
+    torch._foreach_reciprocal_(etas)
+    if bias_correction:
+        torch._foreach_mul_(etas, known)
+    if active_only:
+        torch._foreach_mul_(etas, torch._foreach_sign(vs))
+    return etas
+
+
+def foreach_delayed_step(
+    ws: list[Tensor],
+    gs: list[Tensor],
+    ms: list[Tensor],
+    vs: list[Tensor],
+    pasts: Sequence[Scalar],
+    gamma: Scalar,
+    *,
+    lr: Scalar,
+    beta1: float,
+    beta2: float,
+    eps: float,
+    weight_decay: float,
+    decoupled: bool,
+    bias_correction: bool,
+    active_only: bool,
+    maximize: bool,
+) -> None:
+    """As :func:`avagrad.optim.rules.delayed_step`, in place. ``gs`` is not written to."""
+    dtype = ms[0].dtype
+    stored = ws
+    ws = [w.to(dtype) for w in ws]  # no copy but for half precision
+    gs = [g.to(dtype) for g in gs]
+    etas = foreach_rates(
+        vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only
+    )
+    if maximize:
+        gs = list(torch._foreach_neg(gs))
+    if weight_decay != 0:
+        if decoupled:
+            started = [_known(past) if bias_correction else 1.0 for past in pasts]
+            torch._foreach_mul_(ws, [1 - lr * weight_decay * s for s in started])
+        elif active_only:
+            decays = list(torch._foreach_abs(gs))
+            torch._foreach_add_(decays, vs)
+            torch._foreach_sign_(decays)
+            torch._foreach_mul_(decays, ws)
+            gs = list(torch._foreach_add(gs, decays, alpha=weight_decay))
+        else:
+            gs = list(torch._foreach_add(gs, ws, alpha=weight_decay))
+    torch._foreach_mul_(ms, beta1)
+    torch._foreach_add_(ms, gs, alpha=1 - beta1)
+
+    alpha = lr * gamma
+    torch._foreach_mul_(etas, alpha.to(dtype) if isinstance(alpha, Tensor) else alpha)
+    if bias_correction:
+        torch._foreach_div_(etas, [bias_correction_of(beta1, past + 1) for past in pasts])
+    torch._foreach_addcmul_(ws, etas, ms, value=-1)
+
+    torch._foreach_mul_(vs, beta2)
+    torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
+    if stored[0].dtype != dtype:
+        torch._foreach_copy_(stored, ws)
+
+
+def _known(past: Scalar) -> Scalar:
+    return (past > 0).to(past.dtype) if isinstance(past, Tensor) else float(past > 0)

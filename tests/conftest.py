@@ -1,0 +1,16 @@
+"""What every test starts from: one thread, and `gpu` tests only where there is a GPU."""
+
+import pytest
+import torch
+from hypothesis import settings
+
+torch.set_num_threads(1)
+settings.register_profile("avagrad", deadline=None, derandomize=True, max_examples=40)
+settings.load_profile("avagrad")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    if not torch.cuda.is_available():
+        for item in items:
+            if item.get_closest_marker("gpu"):
+                item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))

@@ -1,0 +1,97 @@
+"""Parameters, gradients and comparisons that the tests of the optimizers share."""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import reference
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+import avagrad
+
+DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW")
+ALL = (*DELAYED, "AdaBound", "AdaShift")
+PATHS: dict[str, dict[str, Any]] = {
+    "loop": {"foreach": False},
+    "foreach": {"foreach": True},
+    "loop-capturable": {"foreach": False, "capturable": True},
+    "foreach-capturable": {"foreach": True, "capturable": True},
+}
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Relative errors that rounding explains: of a parameter, and of its state."""
+
+    param: float
+    state: float
+
+
+# Half-precision parameters are compared after each single step, so theirs is the error of one rounding.
+TOLERANCES = {
+    torch.float64: Tolerance(param=1e-12, state=1e-13),
+    torch.float32: Tolerance(param=2e-6, state=2e-6),
+    torch.bfloat16: Tolerance(param=2**-8 * 1.01, state=2e-6),
+    torch.float16: Tolerance(param=2**-11 * 1.01, state=2e-6),
+}
+
+
+def optimizer_class(name: str) -> Callable[..., Any]:
+    return getattr(avagrad, name)  # type: ignore[no-any-return]
+
+
+def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+    """Return parameters of every awkward kind: 0-dimensional, empty, not contiguous, one element."""
+    rng = torch.Generator().manual_seed(0)
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
+
+    tensors = [normal(4, 3), normal(), normal(0, 2), normal(2, 5).t(), normal(7), normal(1, 1)]
+    return [torch.nn.Parameter(x) for x in tensors]
+
+
+def gradients(params: list[torch.nn.Parameter], steps: int, seed: int = 1) -> Iterator[list[Tensor | None]]:
+    """Yield gradients for each step, with what real training has: constant pixels, rare rows, absent parameters."""
+    rng = torch.Generator().manual_seed(seed)
+    for t in range(steps):
+        grads: list[Tensor | None] = []
+        for i, p in enumerate(params):
+            shape = torch.randn(p.shape, generator=rng, dtype=torch.float64)
+            g = (shape * 10.0 ** (i - 2)).to(p.dtype)
+            if i == 0:
+                g[0] = 0  # never sees a gradient
+                if t < 5:
+                    g[1] = 0  # sees its first one late
+            absent = (i == 4 and t % 3 == 1) or (i == 3 and t < 4)
+            grads.append(None if absent else g)
+        yield grads
+
+
+def as_float64(x: Tensor) -> NDArray[np.float64]:
+    return x.detach().double().numpy().copy()
+
+
+def reference_params(
+    params: list[torch.nn.Parameter], hyper: list[dict[str, Any]]
+) -> list[reference.Param]:
+    return [
+        reference.Param(
+            as_float64(p),
+            lr=h["lr"],
+            beta1=h["betas"][0],
+            beta2=h["betas"][1],
+            eps=h["eps"],
+            weight_decay=h["weight_decay"],
+        )
+        for p, h in zip(params, hyper, strict=True)
+    ]
+
+
+def assert_close(name: str, got: Tensor, want: NDArray[np.float64], rtol: float, scale: float = 1.0) -> None:
+    """Compare, with an absolute term for what cancels: ``scale`` is the size of the numbers that were added."""
+    want = np.broadcast_to(want, tuple(got.shape)) if got.dim() == 0 else want
+    np.testing.assert_allclose(as_float64(got), want, rtol=rtol, atol=rtol * scale, err_msg=name)
