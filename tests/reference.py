@@ -59,9 +59,7 @@ class DelayedFamily:
         elif p.t == 0 and not p.requires_grad:
             return eta
         eta = 1 / (np.sqrt(v) + p.eps)
-        if self.active_only:
-            eta[p.v == 0] = np.nan
-        return eta
+        return np.where(p.v == 0, np.nan, eta) if self.active_only else eta
 
     def gamma(self) -> float:
         """The factor of line 7: sqrt(d) / ||eta||, over all parameters."""
@@ -89,10 +87,8 @@ class DelayedFamily:
                 if not (self.bias_correction and first):
                     p.w = p.w * (1 - p.lr * p.weight_decay)
             else:
-                decay = p.weight_decay * p.w
-                if self.active_only:
-                    decay[(p.v == 0) & (g == 0)] = 0
-                g = g + decay
+                decays = (p.v != 0) | (g != 0) if self.active_only else True
+                g = g + np.where(decays, p.weight_decay * p.w, 0)
             p.m = p.beta1 * p.m + (1 - p.beta1) * g
             m = p.m / (1 - p.beta1**p.t) if self.bias_correction else p.m
             p.w = p.w - p.lr * gamma * eta * m

@@ -53,6 +53,13 @@ def run_both(
     """Step ours and the oracle side by side; compare after every step; reload in the middle."""
     opt = make(name, params, hyper, **options)
     half = params[0].dtype in (torch.bfloat16, torch.float16)
+    sizes: dict[tuple[str, int], float] = {}
+
+    def size(key: str, i: int, value: Any) -> float:
+        """Return the largest number there so far: what cancels later was rounded at this size."""
+        sizes[key, i] = max(sizes.get((key, i), 0.0), np.abs(value).max(initial=0.0))
+        return sizes[key, i]
+
     for t, grads in enumerate(gradients(params, STEPS)):
         if t == RELOAD_AT:
             saved = opt.state_dict()
@@ -75,15 +82,14 @@ def run_both(
             if g is not None:
                 assert p.grad is g
                 assert torch.equal(g, before), f"{where}: the gradient was written to"
-            assert_close(f"{where}: w", p, want.w, tolerance.param)
+            single = TOLERANCES[torch.float32].param / tolerance.param if half else 1.0
+            assert_close(f"{where}: w", p, want.w, tolerance.param, single * size("w", i, want.w))
             state = opt.state.get(p, {})
             if want.t:
                 assert state["step"].item() == want.t
                 for key, attribute in states.items():
                     value = getattr(want, attribute)
-                    if value.size:
-                        size = np.abs(value).max()
-                        assert_close(f"{where}: {key}", state[key], value, tolerance.state, size)
+                    assert_close(f"{where}: {key}", state[key], value, tolerance.state, size(key, i, value))
             if half:
                 want.w = as_float64(p)
 
@@ -99,12 +105,10 @@ SETTINGS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("grouped", [False, True], ids=["one-group", "groups"])
-@pytest.mark.parametrize("maximize", [False, True], ids=["min", "max"])
-def test_delayed_family_is_the_paper(
-    name: str, path: str, dtype: torch.dtype, grouped: bool, maximize: bool
-) -> None:
+def test_delayed_family_is_the_paper(name: str, path: str, dtype: torch.dtype, grouped: bool) -> None:
     norms = [2] if name == "DelayedAdam" else [1, 2]
     for bias_correction, active_only, norm in itertools.product([True, False], [True, False], norms):
+        maximize = active_only == grouped  # both values meet every other choice
         params = parameters(dtype)
         hyper = settings_of_groups(grouped, SETTINGS, len(params))
         oracle = reference.DelayedFamily(
@@ -130,8 +134,8 @@ ADAM_SETTINGS = [{**s, "eps": eps, "lr": s["lr"] / 10} for s, eps in zip(SETTING
 @pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
 @pytest.mark.parametrize("grouped", [False, True], ids=["one-group", "groups"])
 @pytest.mark.parametrize("amsbound", [False, True])
-@pytest.mark.parametrize("maximize", [False, True], ids=["min", "max"])
-def test_adabound_is_its_paper(path: str, dtype: torch.dtype, grouped: bool, amsbound: bool, maximize: bool) -> None:
+def test_adabound_is_its_paper(path: str, dtype: torch.dtype, grouped: bool, amsbound: bool) -> None:
+    maximize = amsbound == grouped
     params = parameters(dtype)
     hyper = settings_of_groups(grouped, ADAM_SETTINGS, len(params))
     oracle = reference.AdaBound(
