@@ -75,9 +75,7 @@ def as_float64(x: Tensor) -> NDArray[np.float64]:
     return x.detach().double().numpy().copy()
 
 
-def reference_params(
-    params: list[torch.nn.Parameter], hyper: list[dict[str, Any]]
-) -> list[reference.Param]:
+def reference_params(params: list[torch.nn.Parameter], hyper: list[dict[str, Any]]) -> list[reference.Param]:
     return [
         reference.Param(
             as_float64(p),

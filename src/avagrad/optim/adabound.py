@@ -35,6 +35,8 @@ class AdaBound(RuleOptimizer):
         differentiable: let autograd follow the step.
         fused: accepted; True is refused.
 
+    >>> import torch
+    >>> from avagrad import AdaBound
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AdaBound([w], lr=0.01)
     >>> w.square().sum().backward()
@@ -98,13 +100,12 @@ class AdaBound(RuleOptimizer):
                 if entry.g is None:
                     continue
                 w, g, state = entry.values(group)
-                m, v, v_max = state if group["amsbound"] else (*state, None)
                 new_w, *new_state = adabound_step(
                     w,
                     g,
-                    m,
-                    v,
-                    v_max,
+                    state[0],
+                    state[1],
+                    state[2] if group["amsbound"] else None,
                     host_or_device(entry.step, group) + 1,
                     lr=lr_on(w.device, group["lr"]),
                     base_lr=group["base_lr"],

@@ -35,6 +35,7 @@ class AdaShift(RuleOptimizer):
         fused: accepted; True is refused.
 
     >>> import torch
+    >>> from avagrad import AdaShift
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AdaShift([w], lr=0.01, keep=1)
     >>> for _ in range(2):

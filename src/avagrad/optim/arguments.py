@@ -85,7 +85,7 @@ def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) ->
     >>> check_group_keys("AvaGrad", ["params", "name", "beta"], ["lr", "betas"])
     Traceback (most recent call last):
     ...
-    ValueError: AvaGrad: a parameter group has the key 'beta', which nearly spells 'betas': write 'betas', or rename the key if it is your own.
+    ValueError: AvaGrad: a parameter group has the key 'beta', which nearly spells 'betas': ...
     """
     for key in keys:
         near = None if key in known else _nearest(str(key), known)

@@ -12,7 +12,6 @@ from torch.optim.optimizer import (
     ParamsT,
     StateDict,
     _default_to_fused_or_foreach,
-    _get_scalar_dtype,
     _use_grad_for_differentiable,
 )
 
@@ -27,13 +26,13 @@ __all__ = [
     "as_real",
     "host_or_device",
     "lr_on",
-    "on_host",
     "prefers_foreach",
     "scalar_dtype",
 ]
 
 Group = dict[str, Any]
 
+_STEP_DTYPE = torch.float32  # as torch's: counts exactly up to 16 million steps
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
 
 
@@ -104,7 +103,7 @@ class RuleOptimizer(Optimizer):
 
     @abstractmethod
     def _state_tensors(self, group: Group) -> dict[str, bool]:
-        """Name the tensors of a parameter's state, ``step`` aside: True for one of the parameter's shape, else a scalar."""
+        """Name the tensors of a parameter's state beside ``step``: True for its shape, False for a scalar."""
 
     @abstractmethod
     def _update(self, batches: list[Batch]) -> None:
@@ -114,7 +113,7 @@ class RuleOptimizer(Optimizer):
         """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate."""
         dtype = _WIDER.get(p.dtype, p.dtype)  # moments of half-precision parameters are float32
         step_device = p.device if group["capturable"] else torch.device("cpu")
-        state = {"step": torch.zeros((), dtype=_get_scalar_dtype(), device=step_device)}
+        state = {"step": torch.zeros((), dtype=_STEP_DTYPE, device=step_device)}
         for name, has_shape_of_p in self._state_tensors(group).items():
             state[name] = (
                 torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
@@ -131,15 +130,14 @@ class RuleOptimizer(Optimizer):
         steps: list[Tensor],
         tensors: list[Tensor],
         unseen: list[int],
-    ) -> bool:
+    ) -> None:
         """Collect the parameters of a group that have a gradient or a state, making state where it is missing.
 
         ``tensors`` gets the state of one parameter after the other, ``unseen`` the number of coordinates of
-        each parameter that has neither and requires a gradient. Returns whether the group had no state at
-        all before. torch.compile knows this method by its name and does not trace it: hence flat lists.
+        each parameter that has neither and requires a gradient. torch.compile knows this method by its name
+        and runs it when it traces, instead of tracing it: hence flat lists, and nothing is returned.
         """
         names = list(self._state_tensors(group))
-        fresh = not any(self.state.get(p) for p in group["params"])
         for p in group["params"]:
             if p.grad is not None and p.grad.layout != torch.strided:
                 raise RuntimeError(
@@ -159,7 +157,6 @@ class RuleOptimizer(Optimizer):
             grads.append(p.grad)
             steps.append(state["step"])
             tensors.extend(state[name] for name in names)
-        return fresh
 
     # --- the frame of a step ---
 
@@ -182,7 +179,7 @@ class RuleOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
-        fresh = True
+        counts = self._counts_as_a_step()
         batches: list[Batch] = []
         for group in self.param_groups:
             params: list[Tensor] = []
@@ -190,42 +187,44 @@ class RuleOptimizer(Optimizer):
             steps: list[Tensor] = []
             tensors: list[Tensor] = []
             unseen: list[int] = []
-            fresh = self._init_group(group, params, grads, steps, tensors, unseen) and fresh
+            self._init_group(group, params, grads, steps, tensors, unseen)
             size = len(tensors) // max(len(params), 1)
             entries = [
                 Entry(
                     p,
                     as_real(p),
-                    None if grads[i] is None else as_real(grads[i].resolve_conj()),
+                    None if g is None else as_real(g.resolve_conj()),
                     steps[i],
                     [as_real(x) for x in tensors[i * size : (i + 1) * size]],
                 )
-                for i, p in enumerate(params)
+                for i, (p, g) in enumerate(zip(params, grads, strict=True))
             ]
             batches.append(Batch(group, entries, sum(unseen)))
 
-        # torch.distributed.checkpoint asks a fresh optimizer for its state by a step with lr 0: what it
-        # gets is state that has seen nothing, and what follows is not changed by the question.
-        live = self._any_lr() if fresh else True
-        if live is False:
+        if counts is False:
             return loss
         self._update(batches)
-        if isinstance(live, Tensor):
+        if isinstance(counts, Tensor):
             for entry in (entry for batch in batches for entry in batch.entries):
                 for x in (entry.step, *entry.state):
-                    x.copy_(torch.where(live.to(x.device), x, 0))
+                    x.copy_(torch.where(counts.to(x.device), x, 0))
         return loss
 
-    def _any_lr(self) -> bool | Tensor:
-        """Tell whether any group's lr differs from 0: as a tensor where only the device knows."""
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: the answer changes after the first step
+    def _counts_as_a_step(self) -> bool | Tensor:
+        """Tell a step from a question: as a tensor where only the device knows the answer.
+
+        torch.distributed.checkpoint asks a fresh optimizer for its state by a step with lr 0. It gets
+        state that has seen nothing, and what follows is not changed by the question.
+        """
         lrs = [group["lr"] for group in self.param_groups]
-        on_device = [lr for lr in lrs if isinstance(lr, Tensor) and not on_host(lr)]
-        if any(float(lr) != 0 for lr in lrs if not isinstance(lr, Tensor) or on_host(lr)):
+        if any(self.state.values()) or any(lr != 0 for lr in lrs if not isinstance(lr, Tensor)):
             return True
-        if not on_device:
+        tensors = [lr.detach().reshape(()) for lr in lrs if isinstance(lr, Tensor)]
+        if not tensors:
             return False
-        device = on_device[0].device
-        return torch.stack([lr.detach().reshape(()).to(device) for lr in on_device]).ne(0).any()
+        any_lr = torch.stack([lr.to(tensors[0].device) for lr in tensors]).ne(0).any()
+        return bool(any_lr) if any_lr.device.type == "cpu" else any_lr
 
     def _refuse_capture_of_host_scalars(self) -> None:
         if torch.compiler.is_compiling() or not torch.cuda.is_available():
@@ -267,7 +266,7 @@ class RuleOptimizer(Optimizer):
             for key, value in given["state"].get(saved_id, {}).items():
                 if key == "step":
                     device = p.device if group["capturable"] else torch.device("cpu")
-                    self.state[p][key] = value.to(device=device, dtype=_get_scalar_dtype(), copy=True)
+                    self.state[p][key] = value.to(device=device, dtype=_STEP_DTYPE, copy=True)
                 elif key in self._state_tensors(group):
                     dtype = _WIDER.get(p.dtype, p.dtype)
                     dtype = dtype if value.is_complex() else dtype.to_real()
@@ -307,7 +306,7 @@ class RuleOptimizer(Optimizer):
                     )
             values = {key: values[key] for key in ("step", *wanted)} if missing else dict(values)
             if not isinstance(values["step"], Tensor):
-                values["step"] = torch.tensor(float(values["step"]), dtype=_get_scalar_dtype())
+                values["step"] = torch.tensor(float(values["step"]), dtype=_STEP_DTYPE)
             fitting["state"][saved_id] = values
         return fitting
 
@@ -318,11 +317,6 @@ class RuleOptimizer(Optimizer):
             for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False)
             for p, saved_id in zip(own["params"], saved["params"], strict=False)
         ]
-
-
-def on_host(x: Tensor) -> bool:
-    """Tell whether reading the value of ``x`` is free of a synchronisation, and possible at all."""
-    return x.device.type == "cpu" and not torch.compiler.is_compiling()
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
@@ -352,4 +346,5 @@ def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
 
 
 def as_real(x: Tensor) -> Tensor:
+    """Return a complex tensor as pairs of reals, any other as it is."""
     return torch.view_as_real(x) if x.is_complex() else x

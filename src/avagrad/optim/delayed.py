@@ -23,7 +23,7 @@ class _Delayed(RuleOptimizer):
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
     _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
-    _own_keys = ("bias_correction", "active_only")
+    _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only")
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         self._norm = GlobalNorm()
@@ -135,6 +135,8 @@ class DelayedAdam(_Delayed):
         differentiable: let autograd follow the step.
         fused: reserved; True is refused for now.
 
+    >>> import torch
+    >>> from avagrad import DelayedAdam
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = DelayedAdam([w], lr=0.01)
     >>> for _ in range(3):
@@ -218,6 +220,8 @@ class AvaGrad(_Delayed):
         differentiable: let autograd follow the step.
         fused: reserved; True is refused for now.
 
+    >>> import torch
+    >>> from avagrad import AvaGrad
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AvaGrad([w], lr=0.1)
     >>> for _ in range(3):
@@ -226,7 +230,7 @@ class AvaGrad(_Delayed):
     ...     opt.step()
     >>> w
     Parameter containing:
-    tensor([ 0.5321, -1.5128], requires_grad=True)
+    tensor([ 0.5199, -1.4965], requires_grad=True)
 
     Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
     """
@@ -277,6 +281,8 @@ class AvaGradW(AvaGrad):
     each step (with bias correction: each step after a parameter's first). All else, arguments
     included, is :class:`AvaGrad`'s.
 
+    >>> import torch
+    >>> from avagrad import AvaGradW
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AvaGradW([w], lr=0.1, weight_decay=0.01)
     >>> for _ in range(3):
@@ -285,7 +291,7 @@ class AvaGradW(AvaGrad):
     ...     opt.step()
     >>> w
     Parameter containing:
-    tensor([ 0.5306, -1.5095], requires_grad=True)
+    tensor([ 0.5182, -1.4929], requires_grad=True)
     """
 
     _decoupled = True
@@ -311,9 +317,7 @@ def _hyper_of_step(group: Group) -> dict[str, Any]:
     }
 
 
-def _move_in_loop(
-    entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool
-) -> None:
+def _move_in_loop(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
     for entry in entries:
         w, g, (m, v) = entry.values(group)
         past = host_or_device(entry.step, group)
@@ -323,9 +327,7 @@ def _move_in_loop(
         entry.take(*delayed_step(w, g, m, v, past + 1, eta, gamma, lr=lr, decoupled=decoupled, **hyper))
 
 
-def _move_foreach(
-    entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool
-) -> None:
+def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
     items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar]] = []
     for entry in entries:
         assert entry.g is not None

@@ -1,12 +1,12 @@
 """The delayed rule of :mod:`avagrad.optim.rules`, restated for lists of tensors.
 
 Many small tensors cost one launch an operation instead of one a tensor. The scalars come from
-``rules`` as well; only the element-wise body is written again, and held to the same numbers by the
-tests. All lists are of one device and one dtype.
+``rules`` as well, as lists of numbers or of tensors; only the element-wise body is written again,
+and held to the same numbers by the tests. All lists are of one device and one dtype.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -30,7 +30,7 @@ def blocks(x: Tensor) -> Sequence[Tensor]:
         return (x,)
     longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
     others = x.numel() // x.shape[longest]
-    pieces = x.split(max(BLOCK // others, 1), dim=longest)
+    pieces = torch.split(x, max(BLOCK // others, 1), dim=longest)
     return pieces if others <= BLOCK else [b for piece in pieces for b in blocks(piece)]
 
 
@@ -58,7 +58,7 @@ def in_batches(items: Iterable[_T], *, key: Callable[[_T], Tensor]) -> Iterator[
 
 
 def foreach_rates(
-    vs: Sequence[Tensor],
+    vs: list[Tensor],
     pasts: Sequence[Scalar],
     *,
     beta2: float,
@@ -68,9 +68,10 @@ def foreach_rates(
 ) -> list[Tensor]:
     """As :func:`avagrad.optim.rules.rates`, for each ``v`` and the number of gradients it has seen."""
     if bias_correction:
-        known = [_known(past) for past in pasts]
+        known: Any = [_known(past) for past in pasts]
         seen = [past + (1 - k) for past, k in zip(pasts, known, strict=True)]
-        etas = list(torch._foreach_div(vs, [bias_correction_of(beta2, past) for past in seen]))
+        corrections: Any = [bias_correction_of(beta2, past) for past in seen]
+        etas = list(torch._foreach_div(vs, corrections))
         torch._foreach_sqrt_(etas)
     else:
         etas = list(torch._foreach_sqrt(vs))
@@ -79,7 +80,7 @@ def foreach_rates(
     if bias_correction:
         torch._foreach_mul_(etas, known)
     if active_only:
-        torch._foreach_mul_(etas, torch._foreach_sign(vs))
+        torch._foreach_mul_(etas, list(torch._foreach_sign(vs)))
     return etas
 
 
@@ -106,15 +107,14 @@ def foreach_delayed_step(
     stored = ws
     ws = [w.to(dtype) for w in ws]  # no copy but for half precision
     gs = [g.to(dtype) for g in gs]
-    etas = foreach_rates(
-        vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only
-    )
+    etas = foreach_rates(vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only)
     if maximize:
         gs = list(torch._foreach_neg(gs))
     if weight_decay != 0:
         if decoupled:
             started = [_known(past) if bias_correction else 1.0 for past in pasts]
-            torch._foreach_mul_(ws, [1 - lr * weight_decay * s for s in started])
+            shrink: Any = [1 - lr * weight_decay * s for s in started]
+            torch._foreach_mul_(ws, shrink)
         elif active_only:
             decays = list(torch._foreach_abs(gs))
             torch._foreach_add_(decays, vs)
@@ -129,7 +129,8 @@ def foreach_delayed_step(
     alpha = lr * gamma
     torch._foreach_mul_(etas, alpha.to(dtype) if isinstance(alpha, Tensor) else alpha)
     if bias_correction:
-        torch._foreach_div_(etas, [bias_correction_of(beta1, past + 1) for past in pasts])
+        corrections: Any = [bias_correction_of(beta1, past + 1) for past in pasts]
+        torch._foreach_div_(etas, corrections)
     torch._foreach_addcmul_(ws, etas, ms, value=-1)
 
     torch._foreach_mul_(vs, beta2)

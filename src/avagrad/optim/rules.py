@@ -161,10 +161,10 @@ def adam_step(
     weight_decay: Scalar = 0.0,
     decoupled: bool = False,
     maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
 
-    Returns ``w, m, v, v_max``.
+    Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
     """
     if decoupled:
         g = -g if maximize else g
@@ -196,8 +196,8 @@ def adabound_step(
     gamma: Scalar,
     weight_decay: Scalar = 0.0,
     maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max``.
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max``, as adam_step.
 
     Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
     scaled by ``lr / base_lr`` so that a schedule moves them along.
@@ -267,12 +267,11 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     >>> bias_correction_of(0.0, torch.tensor(3.0))
     tensor(1.)
     """
+    if isinstance(t, Tensor) and not isinstance(beta, Tensor):
+        beta = torch.full_like(t, beta)  # torch.compile keeps a number that changes symbolic here, not in math.log
     if isinstance(beta, Tensor):
         return -torch.expm1(t * torch.log(beta))
-    log_beta = math.log(beta) if beta > 0 else -math.inf
-    if isinstance(t, Tensor):
-        return -torch.expm1(t * log_beta)
-    return -math.expm1(t * log_beta)
+    return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
 
 def _l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
