@@ -42,8 +42,8 @@ class GlobalNorm:
         """Return gamma on each device that holds a state: one number, and no host read."""
         norm = batches[0].group["norm"]
         totals: dict[torch.device, list[Tensor]] = {}
-        unseen = 0.0
-        d: Scalar = 0.0
+        counts: list[Tensor] = []
+        unseen = known_d = 0.0
         for group, entries, never_had_a_gradient in batches:
             if group["norm"] != norm:
                 raise ValueError(
@@ -52,15 +52,21 @@ class GlobalNorm:
                 )
             for total, count in self._shares_of(group, entries):
                 totals.setdefault(total.device, []).append(total)
-                d = d + (count.to(next(iter(totals))) if isinstance(count, Tensor) else count)
+                if isinstance(count, Tensor):
+                    counts.append(count)
+                else:
+                    known_d += count
             if not group["bias_correction"] and not group["active_only"]:
                 unseen += never_had_a_gradient * group["eps"] ** -norm
-                d = d + never_had_a_gradient
+                known_d += never_had_a_gradient
 
         home = next(iter(totals), torch.device("cpu"))
         total = torch.full((), unseen, dtype=scalar_dtype(home), device=home)
         for terms in totals.values():
             total = total + torch.stack(terms).sum().to(home)
+        d = torch.full_like(total, known_d)
+        for count in counts:
+            d = d + count.to(home)
         gamma = scale(total, d, norm=norm)
         return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in (home, *totals)}
 

@@ -267,10 +267,11 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     >>> bias_correction_of(0.0, torch.tensor(3.0))
     tensor(1.)
     """
-    if isinstance(t, Tensor) and not isinstance(beta, Tensor):
-        beta = torch.full_like(t, beta)  # torch.compile keeps a number that changes symbolic here, not in math.log
     if isinstance(beta, Tensor):
         return -torch.expm1(t * torch.log(beta))
+    if isinstance(t, Tensor):
+        # beta - 1 survives float32, beta does not; and torch.compile keeps it symbolic where beta changes.
+        return -torch.expm1(t * torch.log1p(torch.full_like(t, beta - 1)))
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
 
