@@ -174,7 +174,10 @@ def test_the_paper_s_grid_in_float32_has_no_nan_of_our_making() -> None:
         for foreach in (False, True):
             for eps in epss:
                 members = [torch.nn.Parameter(torch.ones(8)) for _ in lrs]
-                opts = [optimizer_class(name)([w], lr=lr, eps=eps, foreach=foreach) for w, lr in zip(members, lrs)]
+                opts = [
+                    optimizer_class(name)([w], lr=lr, eps=eps, foreach=foreach)
+                    for w, lr in zip(members, lrs, strict=True)
+                ]
                 for _ in range(8):
                     for w, opt in zip(members, opts, strict=True):
                         g = curvature * w.detach()
@@ -215,9 +218,9 @@ def test_the_norm_of_many_parameters_keeps_its_digits(path: str) -> None:
     small = torch.nn.Parameter(torch.zeros(1000))
     opt = AvaGrad([big, small], eps=1e-15, **PATHS[path])
     rng = torch.Generator().manual_seed(0)
-    for p in (big, small):
-        p.grad = torch.randn(p.shape, generator=rng)
+    grads = [torch.randn(p.shape, generator=rng) for p in (big, small)]
+    big.grad, small.grad = grads
     opt.step()
-    eta = torch.cat([1 / (p.grad.double().abs().flatten() + 1e-15) for p in (big, small)])
+    eta = torch.cat([1 / (g.double().abs().flatten() + 1e-15) for g in grads])
     want = (eta.numel() / (eta**2).sum()).sqrt().item()
     assert opt.diagnostics()["gamma"] == pytest.approx(want, rel=1e-6)

@@ -88,7 +88,7 @@ def delayed(normalised: bool, decoupled: bool, per_member: bool = False, **optio
 
 def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Callable[[Tensor], list[Tensor]]]:
     """Return a step of the common signature, and what its state starts from."""
-    betas = {"beta1": 0.9, "beta2": 0.99}
+    betas: dict[str, Any] = {"beta1": 0.9, "beta2": 0.99}
 
     def zeros(n: int) -> Callable[[Tensor], list[Tensor]]:
         return lambda w: [torch.zeros_like(w) for _ in range(n)]
@@ -103,11 +103,9 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
     if name in ("adam", "adamw", "amsgrad"):
 
         def adam(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
-            v_max = state[2] if name == "amsgrad" else None
-            decoupled = name == "adamw"
-            w, *state = rules.adam_step(
-                w, g, *state[:2], v_max, t, lr=lr, eps=eps, weight_decay=0.1, decoupled=decoupled, **betas
-            )
+            m, v, v_max = state
+            hyper: Any = {"lr": lr, "eps": eps, "weight_decay": 0.1, "decoupled": name == "adamw", **betas}
+            w, *state = rules.adam_step(w, g, m, v, v_max if name == "amsgrad" else None, t, **hyper)
             return w, state
 
         return adam, zeros(3)
@@ -115,7 +113,8 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
 
         def adabound(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
             hyper: Any = {"lr": lr, "base_lr": lr, "eps": eps, "final_lr": 0.1, "gamma": 1e-3, **betas}
-            w, *state = rules.adabound_step(w, g, *state[:2], state[2], t, **hyper)
+            m, v, v_max = state
+            w, *state = rules.adabound_step(w, g, m, v, v_max, t, **hyper)
             return w, state
 
         return adabound, zeros(3)
@@ -188,7 +187,7 @@ def test_t_as_a_tensor_and_nothing_in_place(name: str) -> None:
     by_number, by_tensor = (w, state), (w, state)
     for t in range(1, STEPS + 1):
         g = random_like(w, t)
-        inputs = [w_ for w_ in (by_number[0], g, *by_number[1])]
+        inputs = [by_number[0], g, *by_number[1]]
         before = [x.clone() for x in inputs]
         by_number = step(by_number[0], g, by_number[1], t, 0.01, 1e-3)
         assert all(torch.equal(x, y) for x, y in zip(inputs, before, strict=True))

@@ -99,7 +99,7 @@ def _stamp(group: Group, entry: Entry) -> tuple[object, ...]:
 def _work_out(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scalar]]:
     """Return (total, d) for each entry, from its state.
 
-    Blocks are summed in the dtype of the moments, the sums of blocks in float64.
+    The loop sums a block in the dtype of the moments, pairwise; the sums of blocks are added in float64.
     """
     norm, active_only, bias_correction = group["norm"], group["active_only"], group["bias_correction"]
     hyper = {
@@ -116,10 +116,11 @@ def _work_out(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scal
         for batch in in_batches(items, key=lambda item: item[1]):
             vs = [v for _, v in batch]
             etas = foreach_rates(vs, [pasts[i] for i, _ in batch], **hyper)
-            norms = torch._foreach_norm(etas, norm)
+            # Told to use float64: on a CPU this operation adds up in sequence, and a float32 sum loses digits.
+            norms = torch._foreach_norm(etas, norm, dtype=scalar_dtype(vs[0].device))
             active = torch._foreach_norm(torch._foreach_sign(vs), 1) if active_only else norms
             for (i, _), x, n in zip(batch, norms, active, strict=True):
-                sums[i].append(x.to(scalar_dtype(x.device)) ** norm)
+                sums[i].append(x**norm)
                 counts[i].append(n)
     else:
         for i, entry in enumerate(entries):
