@@ -10,6 +10,7 @@ from problems import DELAYED, PATHS, gradients, optimizer_class, parameters
 from torch import Tensor
 
 from avagrad import AvaGrad, DelayedAdam
+from avagrad.optim import delayed
 
 STEPS = 12
 seeds = st.integers(0, 2**31)
@@ -100,8 +101,10 @@ def test_with_gamma_one_avagrad_is_delayed_adam(
     want = run("DelayedAdam", grads, lr=0.1, **options)
     w = torch.nn.Parameter(torch.ones(5).double())
     opt = AvaGrad([w], lr=0.1, **options)
-    opt._norm.gamma = lambda batches: {torch.device("cpu"): torch.ones(()).double()}  # type: ignore[method-assign]
-    torch.testing.assert_close(train(opt, [w], [[g] for g in grads])[0], want, rtol=1e-12, atol=1e-13)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(delayed, "global_gamma", lambda batches: {torch.device("cpu"): torch.ones(()).double()})
+        got = train(opt, [w], [[g] for g in grads])[0]
+    torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
 
 
 @given(seed=seeds, size=positive)

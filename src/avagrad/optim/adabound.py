@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, lr_on
+from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, on_device
 from avagrad.optim.rules import adabound_step
 
 __all__ = ["AdaBound"]
@@ -48,7 +48,7 @@ class AdaBound(RuleOptimizer):
     Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
     """
 
-    _own_keys = ("final_lr", "gamma", "amsbound")
+    _own_keys = ("base_lr", "final_lr", "gamma", "amsbound")
 
     @explain_unknown_keywords
     def __init__(
@@ -72,6 +72,7 @@ class AdaBound(RuleOptimizer):
             params,
             {
                 "lr": lr,
+                "base_lr": None,  # the group's own first lr
                 "betas": betas,
                 "eps": eps,
                 "weight_decay": weight_decay,
@@ -89,7 +90,9 @@ class AdaBound(RuleOptimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; its first lr is its ``base_lr`` unless it brings one."""
         super().add_param_group(param_group)
-        self.param_groups[-1].setdefault("base_lr", float(self.param_groups[-1]["lr"]))
+        if param_group["base_lr"] is None:
+            lr = param_group["lr"]
+            param_group["base_lr"] = lr.item() if isinstance(lr, Tensor) else lr
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True} | ({"max_exp_avg_sq": True} if group["amsbound"] else {})
@@ -100,21 +103,22 @@ class AdaBound(RuleOptimizer):
                 if entry.g is None:
                     continue
                 w, g, state = entry.values(group)
+                here = on_device(group, w.device)
                 new_w, *new_state = adabound_step(
                     w,
                     g,
                     state[0],
                     state[1],
-                    state[2] if group["amsbound"] else None,
-                    host_or_device(entry.step, group) + 1,
-                    lr=lr_on(w.device, group["lr"]),
-                    base_lr=group["base_lr"],
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    eps=group["eps"],
-                    final_lr=group["final_lr"],
-                    gamma=group["gamma"],
-                    weight_decay=group["weight_decay"],
-                    maximize=group["maximize"],
+                    state[2] if here["amsbound"] else None,
+                    host_or_device(entry.step, here) + 1,
+                    lr=here["lr"],
+                    base_lr=here["base_lr"],
+                    beta1=here["betas"][0],
+                    beta2=here["betas"][1],
+                    eps=here["eps"],
+                    final_lr=here["final_lr"],
+                    gamma=here["gamma"],
+                    weight_decay=here["weight_decay"],
+                    maximize=here["maximize"],
                 )
                 entry.take(new_w, *new_state[: len(state)])

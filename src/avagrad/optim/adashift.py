@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, lr_on
+from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, on_device
 from avagrad.optim.rules import adashift_step
 
 __all__ = ["AdaShift"]
@@ -95,18 +95,19 @@ class AdaShift(RuleOptimizer):
                 if entry.g is None:
                     continue
                 w, g, (v, *kept) = entry.values(group)
+                here = on_device(group, w.device)
                 new_w, kept, v = adashift_step(
                     w,
                     g,
                     kept,
                     v,
-                    host_or_device(entry.step, group) + 1,
-                    lr=lr_on(w.device, group["lr"]),
-                    beta1=group["betas"][0],
-                    beta2=group["betas"][1],
-                    eps=group["eps"],
-                    reduce=group["reduce"],
-                    weight_decay=group["weight_decay"],
-                    maximize=group["maximize"],
+                    host_or_device(entry.step, here) + 1,
+                    lr=here["lr"],
+                    beta1=here["betas"][0],
+                    beta2=here["betas"][1],
+                    eps=here["eps"],
+                    reduce=here["reduce"],
+                    weight_decay=here["weight_decay"],
+                    maximize=here["maximize"],
                 )
                 entry.take(new_w, v, *kept)

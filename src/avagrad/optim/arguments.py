@@ -2,8 +2,8 @@
 
 import functools
 import inspect
-import math
 import numbers
+import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec
 
@@ -114,15 +114,15 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def _is_finite(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and math.isfinite(x)
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and bool(abs(x) <= sys.float_info.max)
 
 
 def _is_lr(x: Any) -> bool:
     if isinstance(x, Tensor):
         if x.numel() != 1 or not x.is_floating_point():
             return False
-        if type(x) is not Tensor and not isinstance(x, torch.nn.Parameter):
-            return True  # a traced or fake tensor has no value to look at
+        if x.is_meta or (type(x) is not Tensor and not isinstance(x, torch.nn.Parameter)):
+            return True  # there is no value to look at
         return _is_lr(x.item())
     return _is_finite(x) and x >= 0
 
@@ -158,7 +158,7 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "foreach": ("True, False or None", _is_bool_or_none),
     "fused": ("True, False or None", _is_bool_or_none),
     "final_lr": ("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0),
-    "base_lr": ("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0),
+    "base_lr": ("a finite number of at least 0, or None", lambda x: x is None or (_is_finite(x) and x >= 0)),
     "gamma": ("a number above 0 and at most 1", lambda x: _is_finite(x) and 0 < x <= 1),
     "amsbound": ("True or False", _is_bool),
     "keep": ("a whole number of at least 1", lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 1),
@@ -178,24 +178,25 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
         return _SYNONYMS[bare]
     for candidate in known:
         other = candidate.replace("_", "")
-        slips = 1 if len(other) < 8 else 2
-        if bare == other or (len(other) == 2 and bare == other[::-1]):
+        if bare == other or _swapped(bare, other) or bare in (other[:-1], other + "s", other + other[-1]):
             return candidate
-        if len(other) > 2 and abs(len(bare) - len(other)) <= slips and _slips_between(bare, other) <= slips:
+        # In a short word another letter easily makes another word, that may be the user's own.
+        if len(other) >= 6 and _slips_between(bare, other) <= (1 if len(other) < 10 else 2):
             return candidate
     return None
 
 
+def _swapped(a: str, b: str) -> bool:
+    """Tell whether two neighbouring letters have changed places."""
+    return any(a == b[:i] + b[i + 1] + b[i] + b[i + 2 :] for i in range(len(b) - 1))
+
+
 def _slips_between(a: str, b: str) -> int:
-    """Count the letters added, dropped, replaced, or swapped with their neighbour, from a to b."""
-    before: list[int] = []
+    """Count the letters that are added, dropped or replaced from a to b."""
     last = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row = [i]
         for j, y in enumerate(b, 1):
-            cost = min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y))
-            if i > 1 and j > 1 and x == b[j - 2] and a[i - 2] == y:
-                cost = min(cost, before[j - 2] + 1)
-            row.append(cost)
-        before, last = last, row
+            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y)))
+        last = row
     return last[-1]

@@ -25,7 +25,8 @@ __all__ = [
     "RuleOptimizer",
     "as_real",
     "host_or_device",
-    "lr_on",
+    "hyper_of_rates",
+    "on_device",
     "prefers_foreach",
     "scalar_dtype",
 ]
@@ -67,7 +68,7 @@ class Batch(NamedTuple):
 
     group: Group
     entries: list[Entry]
-    unseen: int  # coordinates that require a gradient and have never had one
+    unseen: Scalar  # coordinates that require a gradient and have never had one
 
 
 class RuleOptimizer(Optimizer):
@@ -83,6 +84,7 @@ class RuleOptimizer(Optimizer):
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         defaults = {key: plain_number(value) for key, value in defaults.items()}
         check_values(type(self).__name__, defaults)
+        self._compiled_numbers: list[Group] = []
         super().__init__(params, defaults)
 
     # --- groups ---
@@ -90,14 +92,19 @@ class RuleOptimizer(Optimizer):
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
         if isinstance(param_group, dict):
-            owner = type(self).__name__
-            known = [*self.defaults, "params", "param_names"]
-            check_group_keys(owner, param_group, known)
-            for key, value in param_group.items():
-                if key in self.defaults:
-                    param_group[key] = plain_number(value)
-            check_values(owner, {key: param_group.get(key, value) for key, value in self.defaults.items()})
+            own = {key: plain_number(value) for key, value in param_group.items() if key in self.defaults}
+            check_group_keys(type(self).__name__, param_group, [*self.defaults, "params", "param_names"])
+            self._check({**self.defaults, **own})
+            self._check_together([*self.param_groups, {**self.defaults, **own}])
+            param_group.update(own)
         super().add_param_group(param_group)
+
+    def _check(self, group: Group) -> None:
+        """Refuse values that one group may not have; keys that are not ours are the user's."""
+        check_values(type(self).__name__, {key: group[key] for key in self.defaults})
+
+    def _check_together(self, groups: list[Group]) -> None:
+        """Refuse groups that do not go together."""
 
     # --- state ---
 
@@ -129,26 +136,15 @@ class RuleOptimizer(Optimizer):
         grads: list[Tensor | None],
         steps: list[Tensor],
         tensors: list[Tensor],
-        unseen: list[int],
     ) -> None:
         """Collect the parameters of a group that have a gradient or a state, making state where it is missing.
 
-        ``tensors`` gets the state of one parameter after the other, ``unseen`` the number of coordinates of
-        each parameter that has neither and requires a gradient. torch.compile knows this method by its name
-        and runs it when it traces, instead of tracing it: hence flat lists, and nothing is returned.
+        ``tensors`` gets the state of one parameter after the other. torch.compile knows this method by its
+        name and runs it when it traces, instead of tracing it: hence flat lists, and nothing is returned.
         """
         names = list(self._state_tensors(group))
         for p in group["params"]:
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"{type(self).__name__}: a gradient has the layout {p.grad.layout}, but must be dense: the "
-                    "global norm and the moments need every coordinate. Use sparse=False in the embedding, or "
-                    "give this parameter to torch.optim.SparseAdam."
-                )
-        for p in group["params"]:
             if p.grad is None and not self.state.get(p):
-                if p.requires_grad:
-                    unseen.append(p.numel() * (2 if p.is_complex() else 1))
                 continue
             state = self.state[p]
             if not state:
@@ -179,15 +175,16 @@ class RuleOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        self._refuse_what_cannot_be_stepped()
         counts = self._counts_as_a_step()
+        known = self._known_numbers(as_tensors=torch.compiler.is_compiling())
         batches: list[Batch] = []
-        for group in self.param_groups:
+        for group, numbers in zip(self.param_groups, known, strict=True):
             params: list[Tensor] = []
             grads: list[Tensor | None] = []
             steps: list[Tensor] = []
             tensors: list[Tensor] = []
-            unseen: list[int] = []
-            self._init_group(group, params, grads, steps, tensors, unseen)
+            self._init_group(group, params, grads, steps, tensors)
             size = len(tensors) // max(len(params), 1)
             entries = [
                 Entry(
@@ -199,13 +196,16 @@ class RuleOptimizer(Optimizer):
                 )
                 for i, (p, g) in enumerate(zip(params, grads, strict=True))
             ]
-            batches.append(Batch(group, entries, sum(unseen)))
+            batches.append(Batch({**group, **numbers}, entries, numbers["unseen"]))
 
         if counts is False:
             return loss
+        entries = [entry for batch in batches for entry in batch.entries]
+        before = [entry.w.clone() for entry in entries] if isinstance(counts, Tensor) else []
         self._update(batches)
         if isinstance(counts, Tensor):
-            for entry in (entry for batch in batches for entry in batch.entries):
+            for entry, w in zip(entries, before, strict=True):
+                entry.w.copy_(torch.where(counts.to(w.device), entry.w, w))
                 for x in (entry.step, *entry.state):
                     x.copy_(torch.where(counts.to(x.device), x, 0))
         return loss
@@ -226,6 +226,48 @@ class RuleOptimizer(Optimizer):
         any_lr = torch.stack([lr.to(tensors[0].device) for lr in tensors]).ne(0).any()
         return bool(any_lr) if any_lr.device.type == "cpu" else any_lr
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: reads what a compiled step cannot watch
+    def _known_numbers(self, as_tensors: bool) -> list[Group]:
+        """Return for each group ``unseen``, and for a compiled step its numbers as tensors, refilled in place.
+
+        A number that a scheduler changes would be compiled in, and lead to a recompilation or worse.
+        """
+        unseen = [
+            sum(
+                as_real(p).numel()
+                for p in group["params"]
+                if p.requires_grad and p.grad is None and not self.state.get(p)
+            )
+            for group in self.param_groups
+        ]
+        if not as_tensors:
+            return [{"unseen": n} for n in unseen]
+        self._compiled_numbers += [{} for _ in self.param_groups[len(self._compiled_numbers) :]]
+        for group, n, kept in zip(self.param_groups, unseen, self._compiled_numbers, strict=False):
+            device = next((p.device for p in group["params"]), torch.device("cpu"))
+            numbers = {key: group[key] for key in self.defaults} | {"unseen": float(n)}
+            for key, value in numbers.items():
+                if key == "betas":
+                    old = kept.get(key, (None, None))
+                    kept[key] = tuple(_refilled(x, beta, device) for x, beta in zip(old, value, strict=True))
+                elif isinstance(value, float) and (value != 0 or key == "unseen"):  # 0 switches weight decay off
+                    kept[key] = _refilled(kept.get(key), value, device)
+                else:
+                    kept.pop(key, None)
+        return self._compiled_numbers[: len(self.param_groups)]
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: nothing to compile
+    def _refuse_what_cannot_be_stepped(self) -> None:
+        """Raise before anything has been changed."""
+        self._check_together(self.param_groups)
+        for p in (p for group in self.param_groups for p in group["params"]):
+            if p.grad is not None and p.grad.layout != torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a gradient has the layout {p.grad.layout}, but must be dense: the "
+                    "moments need every coordinate. Use sparse=False in the embedding, or give this parameter to "
+                    "torch.optim.SparseAdam."
+                )
+
     def _refuse_capture_of_host_scalars(self) -> None:
         if torch.compiler.is_compiling() or not torch.cuda.is_available():
             return
@@ -239,6 +281,7 @@ class RuleOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
+        self._compiled_numbers = []
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -250,61 +293,75 @@ class RuleOptimizer(Optimizer):
         too: moments and step counts are taken, hyper-parameters stay what they are.
         """
         given: StateDict = {}
+        missing = sorted({key for group in state_dict["param_groups"] for key in self._own_keys if key not in group})
+        if missing:
+            warnings.warn(
+                f"{type(self).__name__}: the loaded state is another optimizer's (its groups have no "
+                f"{', '.join(missing)}). Its moments and step counts are taken; lr, eps and all other "
+                "hyper-parameters stay as they are.",
+                stacklevel=2,
+            )
 
         def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
             given.update(self._fitting(loaded))
             return given
 
-        # Registered last, this hook sees what the user's own hooks have made of the state.
-        handle = self.register_load_state_dict_pre_hook(adapt)
+        def take_again(_: Optimizer) -> None:
+            """Take the values again: by now torch has cast every moment to its parameter's dtype."""
+            for saved_id, p, group in self._matched(given):
+                for key, value in given["state"].get(saved_id, {}).items():
+                    if key == "step":
+                        device = p.device if group["capturable"] else torch.device("cpu")
+                        self.state[p][key] = value.to(device=device, dtype=_STEP_DTYPE, copy=True)
+                    elif key in self._state_tensors(group):
+                        dtype = _WIDER.get(p.dtype, p.dtype)
+                        dtype = dtype if value.is_complex() else dtype.to_real()
+                        self.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
+
+        # After the user's own hooks have made of the state what they like, and before they see the result.
+        handles = (
+            self.register_load_state_dict_pre_hook(adapt),
+            self.register_load_state_dict_post_hook(take_again, prepend=True),
+        )
         try:
             super().load_state_dict(state_dict)
         finally:
-            handle.remove()
-        # torch has cast every moment to its parameter's dtype by now: take the values again.
-        for saved_id, p, group in self._matched(given):
-            for key, value in given["state"].get(saved_id, {}).items():
-                if key == "step":
-                    device = p.device if group["capturable"] else torch.device("cpu")
-                    self.state[p][key] = value.to(device=device, dtype=_STEP_DTYPE, copy=True)
-                elif key in self._state_tensors(group):
-                    dtype = _WIDER.get(p.dtype, p.dtype)
-                    dtype = dtype if value.is_complex() else dtype.to_real()
-                    self.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
+            for handle in handles:
+                handle.remove()
 
     def _fitting(self, loaded: StateDict) -> StateDict:
         """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
         owner = type(self).__name__
         groups = loaded["param_groups"]
-        missing = sorted({key for group in groups for key in self._own_keys if key not in group})
-        if missing:
-            warnings.warn(
-                f"{owner}: the loaded state is another optimizer's (its groups have no {', '.join(missing)}). "
-                "Its moments and step counts are taken; lr, eps and all other hyper-parameters stay as they are.",
-                stacklevel=4,
-            )
+        foreign = any(key not in group for group in groups for key in self._own_keys)
+        if foreign:
             # Groups that do not match in number are torch's to refuse.
             pairs = zip(self.param_groups, groups, strict=False)
             groups = [{**own, "params": saved["params"]} for own, saved in pairs] + groups[len(self.param_groups) :]
+        groups = [{**self.defaults, **group} for group in groups]
+        for group in groups:
+            self._check(group)
+        self._check_together(groups)
         fitting = {**loaded, "param_groups": groups, "state": dict(loaded["state"])}
         for saved_id, p, group in self._matched(fitting):
             values = loaded["state"].get(saved_id)
             if not values:
                 continue
             wanted = self._state_tensors(group)
+            lacking = [key for key in ("step", *wanted) if key not in values]
+            if lacking:
+                raise ValueError(
+                    f"{owner}: the loaded state of a parameter of shape {tuple(p.shape)} has no {', '.join(lacking)}, "
+                    f"but must have {', '.join(('step', *wanted))}."
+                )
             for key in ("step", *wanted):
-                if key not in values:
-                    raise ValueError(
-                        f"{owner}: the loaded state of a parameter of shape {tuple(p.shape)} has no {key}, "
-                        f"but must have {', '.join(('step', *wanted))}."
-                    )
                 shape = p.shape if wanted.get(key) else torch.Size()
                 if isinstance(values[key], Tensor) and values[key].shape != shape:
                     raise ValueError(
                         f"{owner}: the loaded {key} has the shape {tuple(values[key].shape)}, but must have "
                         f"{tuple(shape)}, for a parameter of shape {tuple(p.shape)}."
                     )
-            values = {key: values[key] for key in ("step", *wanted)} if missing else dict(values)
+            values = {key: values[key] for key in ("step", *wanted)} if foreign else dict(values)
             if not isinstance(values["step"], Tensor):
                 values["step"] = torch.tensor(float(values["step"]), dtype=_STEP_DTYPE)
             fitting["state"][saved_id] = values
@@ -331,11 +388,28 @@ def host_or_device(step: Tensor, group: Group) -> Scalar:
     return step.item()
 
 
-def lr_on(device: torch.device, lr: Scalar) -> Scalar:
-    """Return ``lr`` ready to be multiplied with tensors of any shape on ``device``."""
-    if not isinstance(lr, Tensor):
-        return lr
-    return lr.reshape(()).to(device=device, non_blocking=True)
+def on_device(group: Group, device: torch.device) -> Group:
+    """Return a group whose tensors (lr; under torch.compile all numbers) meet tensors of any shape on ``device``."""
+
+    def moved(value: Any) -> Any:
+        if isinstance(value, Tensor):
+            # A copy to the CPU must have arrived when it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
+            dtype, non_blocking = scalar_dtype(device), device.type != "cpu"
+            return value.reshape(()).to(device=device, dtype=dtype, non_blocking=non_blocking)
+        return tuple(map(moved, value)) if isinstance(value, tuple) else value
+
+    return {key: moved(value) for key, value in group.items() if key != "params"}
+
+
+def hyper_of_rates(group: Group, device: torch.device) -> Group:
+    """Return a group's keyword arguments for :func:`avagrad.optim.rules.rates`."""
+    here = on_device(group, device)
+    return {
+        "beta2": here["betas"][1],
+        "eps": here["eps"],
+        "bias_correction": here["bias_correction"],
+        "active_only": here["active_only"],
+    }
 
 
 def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
@@ -343,6 +417,13 @@ def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
     if group["foreach"] is None and group["fused"] is None:
         return _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)[1]
     return bool(group["foreach"])
+
+
+def _refilled(old: Tensor | None, value: float, device: torch.device) -> Tensor:
+    """Return a 0-dimensional tensor that holds ``value``: the old one, if it is on the right device."""
+    if old is None or old.device != device:
+        return torch.full((), value, dtype=scalar_dtype(device), device=device)
+    return old.fill_(value)
 
 
 def as_real(x: Tensor) -> Tensor:

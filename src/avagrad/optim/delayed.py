@@ -3,16 +3,26 @@
 The rule itself is in :mod:`avagrad.optim.rules`; this file gives it torch.optim's manners.
 """
 
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Entry, Group, RuleOptimizer, as_real, host_or_device, lr_on, prefers_foreach
+from avagrad.optim.base import (
+    Batch,
+    Entry,
+    Group,
+    RuleOptimizer,
+    as_real,
+    host_or_device,
+    hyper_of_rates,
+    on_device,
+    prefers_foreach,
+)
 from avagrad.optim.foreach import blocks, foreach_delayed_step, in_batches
-from avagrad.optim.norm import GlobalNorm
+from avagrad.optim.norm import global_gamma, one_norm
 from avagrad.optim.rules import Scalar, delayed_step, rates
 
 __all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
@@ -25,13 +35,8 @@ class _Delayed(RuleOptimizer):
     _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
     _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only")
 
-    def __init__(self, params: ParamsT, defaults: Group) -> None:
-        self._norm = GlobalNorm()
-        super().__init__(params, defaults)
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        super().__setstate__(state)
-        self._norm = GlobalNorm()
+    def _check_together(self, groups: list[Group]) -> None:
+        one_norm(groups)
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True}
@@ -39,7 +44,7 @@ class _Delayed(RuleOptimizer):
     def _update(self, batches: list[Batch]) -> None:
         if not any(entry.g is not None for batch in batches for entry in batch.entries):
             return
-        gammas = self._norm.gamma(batches) if self._normalised else {}
+        gammas = global_gamma(batches) if self._normalised else {}
         for group, entries, _ in batches:
             moving = [entry for entry in entries if entry.g is not None]
             if not moving:
@@ -68,24 +73,25 @@ class _Delayed(RuleOptimizer):
         batches = [self._batch_of_states(group) for group in self.param_groups]
         gamma = 1.0
         if self._normalised:
-            gamma = next(iter(self._norm.gamma(batches).values())).item()
-        etas, moves = [torch.zeros(0)], [torch.zeros(0)]
+            gamma = next(iter(global_gamma(batches).values())).item()
+        etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
         for group, entries, unseen in batches:
             rate = float(group["lr"]) * gamma
             for entry in entries:
-                eta = rates(entry.state[1], entry.step.item(), **_hyper_of_rates(group)).flatten().float().cpu()
+                v, past = entry.state[1], entry.step.item()
+                eta = rates(v, past, **hyper_of_rates(group, v.device)).flatten().float().cpu()
                 if group["active_only"]:
                     eta = eta[eta > 0]
-                elif group["bias_correction"] and entry.step.item() == 0:
+                elif past == 0 and (group["bias_correction"] or not entry.param.requires_grad):
                     continue
                 etas.append(eta)
                 moves.append(rate * eta)
             if not group["bias_correction"] and not group["active_only"]:
-                etas.append(torch.full((unseen,), 1 / group["eps"]))
-                moves.append(torch.full((unseen,), rate / group["eps"]))
+                etas.append(torch.full((int(unseen),), 1 / group["eps"], device="cpu"))
+                moves.append(torch.full((int(unseen),), rate / group["eps"], device="cpu"))
         eta, move = torch.cat(etas).double() ** batches[0].group.get("norm", 2), torch.cat(moves)
         if not eta.numel():
-            eta = move = torch.zeros(1)
+            eta = move = torch.zeros(1, device="cpu")
         largest = eta.topk((eta.numel() + 99) // 100).values.sum() / eta.sum().clamp(min=1e-300)
         return {
             "gamma": gamma,
@@ -297,23 +303,16 @@ class AvaGradW(AvaGrad):
     _decoupled = True
 
 
-def _hyper_of_rates(group: Group) -> dict[str, Any]:
+def _hyper_of_step(group: Group, device: torch.device) -> Group:
+    here = on_device(group, device)
     return {
-        "beta2": group["betas"][1],
-        "eps": group["eps"],
-        "bias_correction": group["bias_correction"],
-        "active_only": group["active_only"],
-    }
-
-
-def _hyper_of_step(group: Group) -> dict[str, Any]:
-    return {
-        "beta1": group["betas"][0],
-        "beta2": group["betas"][1],
-        "weight_decay": group["weight_decay"],
-        "bias_correction": group["bias_correction"],
-        "active_only": group["active_only"],
-        "maximize": group["maximize"],
+        "lr": here["lr"],
+        "beta1": here["betas"][0],
+        "beta2": here["betas"][1],
+        "weight_decay": here["weight_decay"],
+        "bias_correction": here["bias_correction"],
+        "active_only": here["active_only"],
+        "maximize": here["maximize"],
     }
 
 
@@ -321,10 +320,9 @@ def _move_in_loop(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
     for entry in entries:
         w, g, (m, v) = entry.values(group)
         past = host_or_device(entry.step, group)
-        eta = rates(v, past, **_hyper_of_rates(group))
-        gamma, lr = gammas.get(w.device, 1.0), lr_on(w.device, group["lr"])
-        hyper = _hyper_of_step(group)
-        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gamma, lr=lr, decoupled=decoupled, **hyper))
+        eta = rates(v, past, **hyper_of_rates(group, w.device))
+        gamma, hyper = gammas.get(w.device, 1.0), _hyper_of_step(group, w.device)
+        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gamma, decoupled=decoupled, **hyper))
 
 
 def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
@@ -334,9 +332,9 @@ def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
         past = host_or_device(entry.step, group)
         pieces = zip(*map(blocks, (entry.w, entry.g, *entry.state)), strict=True)
         items.extend((w, g, m, v, past) for w, g, m, v in pieces)
-    hyper = {**_hyper_of_rates(group), **_hyper_of_step(group)}
     for batch in in_batches(items, key=lambda item: item[0]):
         ws, gs, ms, vs, pasts = (list(column) for column in zip(*batch, strict=True))
-        gamma, lr = gammas.get(ws[0].device, 1.0), lr_on(ws[0].device, group["lr"])
-        foreach_delayed_step(ws, gs, ms, vs, pasts, gamma, lr=lr, decoupled=decoupled, **hyper)
+        device = ws[0].device
+        hyper = {**hyper_of_rates(group, device), **_hyper_of_step(group, device)}
+        foreach_delayed_step(ws, gs, ms, vs, pasts, gammas.get(device, 1.0), decoupled=decoupled, **hyper)
     torch._foreach_add_([entry.step for entry in entries], 1)

@@ -61,8 +61,8 @@ def foreach_rates(
     vs: list[Tensor],
     pasts: Sequence[Scalar],
     *,
-    beta2: float,
-    eps: float,
+    beta2: Scalar,
+    eps: Scalar,
     bias_correction: bool,
     active_only: bool,
 ) -> list[Tensor]:
@@ -75,7 +75,7 @@ def foreach_rates(
         torch._foreach_sqrt_(etas)
     else:
         etas = list(torch._foreach_sqrt(vs))
-    torch._foreach_add_(etas, eps)
+    torch._foreach_add_(etas, [eps] * len(etas) if isinstance(eps, Tensor) else eps)
     torch._foreach_reciprocal_(etas)
     if bias_correction:
         torch._foreach_mul_(etas, known)
@@ -93,24 +93,25 @@ def foreach_delayed_step(
     gamma: Scalar,
     *,
     lr: Scalar,
-    beta1: float,
-    beta2: float,
-    eps: float,
-    weight_decay: float,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar,
     decoupled: bool,
     bias_correction: bool,
     active_only: bool,
     maximize: bool,
 ) -> None:
     """As :func:`avagrad.optim.rules.delayed_step`, in place. ``gs`` is not written to."""
-    dtype = ms[0].dtype
+    dtype = torch.promote_types(ws[0].dtype, ms[0].dtype)
     stored = ws
     ws = [w.to(dtype) for w in ws]  # no copy but for half precision
     gs = [g.to(dtype) for g in gs]
     etas = foreach_rates(vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only)
+    etas = [eta.to(dtype) for eta in etas]
     if maximize:
         gs = list(torch._foreach_neg(gs))
-    if weight_decay != 0:
+    if isinstance(weight_decay, Tensor) or weight_decay != 0:
         if decoupled:
             started = [_known(past) if bias_correction else 1.0 for past in pasts]
             shrink: Any = [1 - lr * weight_decay * s for s in started]
@@ -120,23 +121,41 @@ def foreach_delayed_step(
             torch._foreach_add_(decays, vs)
             torch._foreach_sign_(decays)
             torch._foreach_mul_(decays, ws)
-            gs = list(torch._foreach_add(gs, decays, alpha=weight_decay))
+            torch._foreach_mul_(decays, weight_decay)
         else:
-            gs = list(torch._foreach_add(gs, ws, alpha=weight_decay))
+            decays = list(torch._foreach_mul(ws, weight_decay))
+        if not decoupled:
+            gs = list(torch._foreach_add(gs, decays))
     torch._foreach_mul_(ms, beta1)
-    torch._foreach_add_(ms, gs, alpha=1 - beta1)
+    _add_scaled_(ms, gs, 1 - beta1)
 
     alpha = lr * gamma
     torch._foreach_mul_(etas, alpha.to(dtype) if isinstance(alpha, Tensor) else alpha)
     if bias_correction:
         corrections: Any = [bias_correction_of(beta1, past + 1) for past in pasts]
         torch._foreach_div_(etas, corrections)
-    torch._foreach_addcmul_(ws, etas, ms, value=-1)
+    torch._foreach_mul_(etas, ms)
+    if bias_correction:  # a first gradient only fills the moments: 0 times infinity is not to reach w
+        etas = [_where_known(past, eta) for past, eta in zip(pasts, etas, strict=True)]
+    torch._foreach_sub_(ws, etas)
 
     torch._foreach_mul_(vs, beta2)
-    torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
+    _add_scaled_(vs, list(torch._foreach_mul(gs, gs)), 1 - beta2)
     if stored[0].dtype != dtype:
         torch._foreach_copy_(stored, ws)
+
+
+def _add_scaled_(xs: list[Tensor], ys: list[Tensor], factor: Scalar) -> None:
+    if isinstance(factor, Tensor):
+        torch._foreach_add_(xs, list(torch._foreach_mul(ys, factor)))
+    else:
+        torch._foreach_add_(xs, ys, alpha=factor)
+
+
+def _where_known(past: Scalar, x: Tensor) -> Tensor:
+    if isinstance(past, Tensor):
+        return torch.where(past > 0, x, 0.0)
+    return x if past > 0 else torch.zeros_like(x)
 
 
 def _known(past: Scalar) -> Scalar:

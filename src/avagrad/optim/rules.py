@@ -81,7 +81,7 @@ def scale(total: Tensor, d: Scalar, *, norm: int = 2) -> Tensor:
     >>> scale(torch.tensor(0.0), 0)
     tensor(1.)
     """
-    counts = total > 0
+    counts = total != 0  # a NaN stays one, to be seen
     gamma = d / torch.where(counts, total, 1.0)
     return torch.where(counts, _sqrt(gamma) if norm == 2 else gamma, 1.0)
 
@@ -109,18 +109,19 @@ def delayed_step(
     Returns ``w_{t+1}, m_t, v_t``. ``eta`` and ``gamma`` are :func:`rates` and :func:`scale` of
     ``v_{t-1}``: they were known before this gradient.
     """
+    moves = t > 1 if bias_correction else True  # a first gradient only fills the moments
     if maximize:
         g = -g
     if _is_on(weight_decay):
-        if decoupled:  # not before the first move
-            w = w * (1 - lr * weight_decay * (_indicator(t > 1, t) if bias_correction else 1))
+        if decoupled:
+            w = _where(moves, w * (1 - lr * weight_decay), w)
         elif active_only:  # decay alone does not make a coordinate active
             g = g + torch.where((v == 0) & (g == 0), 0.0, weight_decay * w)
         else:
             g = g + weight_decay * w
     m = beta1 * m + (1 - beta1) * g
     m_hat = m / bias_correction_of(beta1, t) if bias_correction else m
-    w = w - lr * gamma * eta * m_hat
+    w = _where(moves, w - lr * gamma * eta * m_hat, w)
     v = beta2 * v + (1 - beta2) * g * g
     return w, m, v
 
@@ -253,7 +254,7 @@ def adashift_step(
     started = t > n
     v = _where(started, beta2 * v + (1 - beta2) * squared, v)
     v_hat = v / bias_correction_of(beta2, 1 + (t - n - 1) * _indicator(started, t))
-    return w - lr * _indicator(started, t) * m / (_sqrt(v_hat) + eps), kept, v
+    return _where(started, w - lr * m / (_sqrt(v_hat) + eps), w), kept, v
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------

@@ -1,0 +1,276 @@
+"""States that are saved and loaded: to the bit, nothing shared, from Adam too, and by torch.distributed.checkpoint."""
+
+import copy
+import io
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from problems import ALL, DELAYED, PATHS, gradients, optimizer_class, parameters
+from torch import Tensor
+from torch.distributed.checkpoint.state_dict import (
+    StateDictOptions,
+    get_optimizer_state_dict,
+    set_optimizer_state_dict,
+)
+
+from avagrad import AvaGrad
+
+STEPS, BREAK_AT = 20, 12
+
+
+def train(opt: Any, params: list[torch.nn.Parameter], grads: list[list[Tensor | None]]) -> None:
+    for now in grads:
+        for p, g in zip(params, now, strict=True):
+            p.grad = None if g is None else g.clone()
+        opt.step()
+
+
+def through_file(state: Any) -> Any:
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("way", ["state_dict", "file", "pickle", "deepcopy"])
+def test_resume_is_exact_to_the_bit(name: str, path: str, dtype: torch.dtype, way: str) -> None:
+    options: dict[str, Any] = {"weight_decay": 0.1, **PATHS[path]}
+    params = parameters(dtype)
+    grads = list(gradients(params, STEPS))
+    undisturbed = optimizer_class(name)(params, **options)
+    train(undisturbed, params, grads[:BREAK_AT])
+
+    if way in ("pickle", "deepcopy"):
+        # As one object, so that the optimizer goes on with the copies of the parameters.
+        both = {"params": params, "opt": undisturbed}
+        copied = copy.deepcopy(both) if way == "deepcopy" else pickle.loads(pickle.dumps(both))
+        others, resumed = copied["params"], copied["opt"]
+    else:
+        others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+        resumed = optimizer_class(name)(others, **options)
+        state = undisturbed.state_dict()
+        resumed.load_state_dict(through_file(state) if way == "file" else state)
+
+    train(undisturbed, params, grads[BREAK_AT:])
+    train(resumed, others, grads[BREAK_AT:])
+    for p, q in zip(params, others, strict=True):
+        assert torch.equal(p, q)
+        for key, value in undisturbed.state[p].items():
+            assert torch.equal(value, resumed.state[q][key])
+            assert value.dtype == resumed.state[q][key].dtype
+            assert value.data_ptr() != resumed.state[q][key].data_ptr() or value.numel() == 0
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16], ids=str)
+def test_moments_of_half_precision_parameters_stay_float32(name: str, dtype: torch.dtype) -> None:
+    params = parameters(dtype)
+    opt = optimizer_class(name)(params, weight_decay=0.1)
+    train(opt, params, list(gradients(params, 3)))
+    saved = opt.state_dict()
+    fresh = optimizer_class(name)(params)
+    fresh.load_state_dict(saved)
+    lossy = 0
+    for i, p in enumerate(params):
+        for key, value in saved["state"].get(i, {}).items():
+            assert value.dtype == torch.float32
+            assert fresh.state[p][key].dtype == torch.float32
+            assert torch.equal(value.view(torch.int32), fresh.state[p][key].view(torch.int32))
+            lossy += int((value != value.to(dtype).float()).sum())
+    assert lossy  # or casting to half and back would have passed as well
+
+
+def test_hooks_of_the_user_see_and_change_what_is_loaded() -> None:
+    params = parameters(torch.bfloat16)
+    opt = AvaGrad(params)
+    train(opt, params, list(gradients(params, 3)))
+    fresh = AvaGrad(params)
+
+    def double(_: Any, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state = {i: {k: x * 2 if k == "exp_avg" else x for k, x in s.items()} for i, s in state_dict["state"].items()}
+        return {**state_dict, "state": state}
+
+    def forget(opt: Any) -> None:
+        assert opt.state[params[0]]["exp_avg"].dtype == torch.float32
+        opt.state[params[1]]["exp_avg"].zero_()
+
+    fresh.register_load_state_dict_pre_hook(double)
+    fresh.register_load_state_dict_post_hook(forget)
+    fresh.load_state_dict(opt.state_dict())
+    assert torch.equal(fresh.state[params[0]]["exp_avg"], 2 * opt.state[params[0]]["exp_avg"])
+    assert fresh.state[params[1]]["exp_avg"] == 0
+    assert opt.state[params[1]]["exp_avg"] != 0  # nothing is shared
+    assert len(fresh._optimizer_load_state_dict_pre_hooks) == len(fresh._optimizer_load_state_dict_post_hooks) == 1
+
+
+@pytest.mark.parametrize("name", [*DELAYED, "AdaBound"])
+@pytest.mark.parametrize("amsgrad", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_an_adam_state_can_be_loaded(name: str, amsgrad: bool, dtype: torch.dtype) -> None:
+    params = parameters(dtype)
+    grads = list(gradients(params, STEPS))
+    adam = torch.optim.Adam(params, lr=0.003, amsgrad=amsgrad)
+    train(adam, params, grads[:5])
+    opt = optimizer_class(name)(params, lr=0.7, eps=0.01, weight_decay=0.2)
+    with pytest.warns(UserWarning, match="another optimizer's"):
+        opt.load_state_dict(through_file(adam.state_dict()))
+    group = opt.param_groups[0]
+    assert (group["lr"], group["eps"], group["weight_decay"]) == (0.7, 0.01, 0.2)
+    assert "amsgrad" not in group
+    for p in params:
+        assert set(opt.state[p]) == {"step", "exp_avg", "exp_avg_sq"}
+        assert torch.equal(opt.state[p]["step"], adam.state[p]["step"])
+        for key in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(opt.state[p][key], adam.state[p][key].to(opt.state[p][key].dtype))
+    before = [p.detach().clone() for p in params]
+    train(opt, params, grads[5:6])
+    assert not torch.equal(params[0], before[0])  # the first step is not dead: there are moments already
+
+
+def test_an_old_adam_state_counts_in_python_numbers() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([w])
+    w.grad = torch.ones(2)
+    adam.step()
+    state = adam.state_dict()
+    state["state"][0]["step"] = 1
+    opt = AvaGrad([w])
+    with pytest.warns(UserWarning, match="another optimizer's"):
+        opt.load_state_dict(state)
+    assert opt.state[w]["step"].item() == 1
+
+
+@pytest.mark.parametrize(
+    ("break_it", "sentence"),
+    [
+        (lambda s: s["state"][0].pop("exp_avg_sq"), r"has no exp_avg_sq, but must have step, exp_avg, exp_avg_sq"),
+        (lambda s: s["state"][0].update(exp_avg=torch.zeros(5)), r"exp_avg has the shape \(5,\), but must have \(2,\)"),
+        (lambda s: s["param_groups"][0]["params"].pop(), "doesn't match the size"),
+        (lambda s: s["param_groups"].append(s["param_groups"][0]), "different number of parameter groups"),
+        (lambda s: s["param_groups"][0].update(eps=0.0), "eps is 0.0, but must be a number from 1e-15 to 1e"),
+    ],
+)
+def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(break_it: Any, sentence: str) -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = AvaGrad([w])
+    w.grad = torch.ones(2)
+    opt.step()
+    kept, bad = copy.deepcopy(opt.state_dict()), copy.deepcopy(opt.state_dict())
+    break_it(bad)
+    with pytest.raises(ValueError, match=sentence):
+        opt.load_state_dict(bad)
+    assert str(opt.state_dict()) == str(kept)
+    opt.step()
+
+
+def test_adashift_refuses_a_state_without_its_gradients() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    adam = torch.optim.Adam([w])
+    w.grad = torch.ones(2)
+    adam.step()
+    opt = optimizer_class("AdaShift")([w])
+    with pytest.warns(UserWarning, match="another"), pytest.raises(ValueError, match="has no grad_0"):
+        opt.load_state_dict(adam.state_dict())
+
+
+def test_numpy_numbers_do_not_reach_a_checkpoint() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = AvaGrad([{"params": [w], "lr": np.float64(0.5)}], eps=np.float32(0.25), betas=(np.float64(0.5), 0.75))  # type: ignore[arg-type]
+    assert through_file(opt.state_dict())["param_groups"][0]["betas"] == (0.5, 0.75)
+    assert type(opt.param_groups[0]["lr"]) is float
+
+
+# --- torch.distributed.checkpoint ----------------------------------------------------------------
+
+
+def model_and_batches(dtype: torch.dtype = torch.float32) -> tuple[torch.nn.Module, list[Tensor]]:
+    torch.manual_seed(0)
+    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 2)).to(dtype)
+    return model, [torch.randn(16, 4, dtype=dtype) for _ in range(STEPS)]
+
+
+def fit(model: torch.nn.Module, opt: Any, batches: list[Tensor]) -> None:
+    for x in batches:
+        opt.zero_grad()
+        model(x).square().mean().backward()
+        opt.step()
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("options", [{}, {"lr": torch.tensor(0.1)}, {"capturable": True}, {"foreach": True}], ids=str)
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_asking_a_fresh_optimizer_for_its_state_changes_nothing(
+    name: str, options: dict[str, Any], bias_correction: bool
+) -> None:
+    more: dict[str, Any] = {"bias_correction": bias_correction, "eps": 0.1} if name in DELAYED else {}
+    ends = []
+    for ask in (False, True):
+        model, batches = model_and_batches()
+        never_used = torch.nn.Parameter(torch.ones(1000, 7))  # whose first rates are 1 / eps, asked or not
+        model.register_parameter("never_used", never_used)
+        opt = optimizer_class(name)(model.parameters(), weight_decay=0.1, **options, **more)
+        if ask:
+            state: Any = get_optimizer_state_dict(model, opt)
+            assert state["state"]["0.weight"]["step"] == 0
+        fit(model, opt, batches)
+        ends.append([p.detach().clone() for p in model.parameters()])
+    assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
+
+
+def test_only_the_first_step_may_be_a_question() -> None:
+    """Later a zero lr is a step like any other: moments go on."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = AvaGrad([w])
+    for t in range(1, 4):
+        opt.param_groups[0]["lr"] = 0.1 if t == 1 else 0.0
+        w.grad = torch.ones(2)
+        opt.step()
+        assert opt.state[w]["step"] == t
+    assert torch.equal(w, torch.ones(2))
+
+
+@pytest.mark.parametrize("lr_on_device", [False, True])
+@pytest.mark.parametrize("name", ALL)
+def test_a_question_whose_answer_only_the_device_knows(
+    name: str, lr_on_device: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With lr on an accelerator the step is taken and undone there, without a read."""
+    for lr, steps in ((0.0, 0.0), (0.1, 1.0)):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = optimizer_class(name)([w], lr=torch.tensor(lr), capturable=True)
+        if lr_on_device:
+            monkeypatch.setattr(opt, "_counts_as_a_step", lambda lr=lr: torch.tensor(lr != 0))
+        w.grad = torch.full((2,), 3.0)
+        opt.step()
+        assert opt.state[w]["step"].item() == steps
+        filled = opt.state[w]["grad_0" if name == "AdaShift" else "exp_avg"]
+        assert bool(filled.any()) == bool(steps)
+        assert torch.equal(w, torch.ones(2)) or (steps and name == "AdaBound")
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("flatten", [False, True])
+def test_a_state_goes_through_set_optimizer_state_dict_to_the_bit(name: str, dtype: torch.dtype, flatten: bool) -> None:
+    model, batches = model_and_batches(dtype)
+    opt = optimizer_class(name)(model.parameters())
+    fit(model, opt, batches[:BREAK_AT])
+    how = StateDictOptions(flatten_optimizer_state_dict=flatten)
+    saved = copy.deepcopy(get_optimizer_state_dict(model, opt, options=how))
+    other, _ = model_and_batches(dtype)
+    other.load_state_dict(model.state_dict())
+    resumed = optimizer_class(name)(other.parameters())
+    set_optimizer_state_dict(other, resumed, saved, options=how)
+    fit(model, opt, batches[BREAK_AT:])
+    fit(other, resumed, batches[BREAK_AT:])
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert torch.equal(p, q)
+        for key, value in opt.state[p].items():
+            assert torch.equal(value, resumed.state[q][key])
+            assert value.dtype == resumed.state[q][key].dtype
