@@ -4,7 +4,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Group, RuleOptimizer, host_or_device, on_device
+from avagrad.optim.base import Batch, Group, RuleOptimizer, by_device, host_or_device
 from avagrad.optim.rules import adabound_step
 
 __all__ = ["AdaBound"]
@@ -99,11 +99,12 @@ class AdaBound(RuleOptimizer):
 
     def _update(self, batches: list[Batch]) -> None:
         for group, entries, _ in batches:
+            groups = by_device(group, entries)
             for entry in entries:
                 if entry.g is None:
                     continue
                 w, g, state = entry.values(group)
-                here = on_device(group, w.device)
+                here = groups[w.device]
                 new_w, *new_state = adabound_step(
                     w,
                     g,

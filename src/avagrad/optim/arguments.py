@@ -114,7 +114,10 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def _is_finite(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and bool(abs(x) <= sys.float_info.max)
+    if isinstance(x, bool) or not isinstance(x, numbers.Real):
+        return False
+    largest: Any = sys.float_info.max  # an integer may be larger
+    return bool(-largest <= x <= largest)
 
 
 def _is_lr(x: Any) -> bool:

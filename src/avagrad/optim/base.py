@@ -2,7 +2,7 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, NamedTuple, overload
 
 import torch
@@ -24,9 +24,9 @@ __all__ = [
     "Group",
     "RuleOptimizer",
     "as_real",
+    "by_device",
     "host_or_device",
     "hyper_of_rates",
-    "on_device",
     "prefers_foreach",
     "scalar_dtype",
 ]
@@ -388,27 +388,35 @@ def host_or_device(step: Tensor, group: Group) -> Scalar:
     return step.item()
 
 
-def on_device(group: Group, device: torch.device) -> Group:
-    """Return a group whose tensors (lr; under torch.compile all numbers) meet tensors of any shape on ``device``."""
+def by_device(group: Group, entries: Sequence[Entry]) -> dict[torch.device, Group]:
+    """Return for each device of the entries the group, its tensors ready to meet tensors of any shape there.
 
-    def moved(value: Any) -> Any:
+    The tensors are lr, where it is one, and under torch.compile all numbers.
+    """
+
+    def moved(value: Any, device: torch.device) -> Any:
         if isinstance(value, Tensor):
             # A copy to the CPU must have arrived when it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
             dtype, non_blocking = scalar_dtype(device), device.type != "cpu"
             return value.reshape(()).to(device=device, dtype=dtype, non_blocking=non_blocking)
-        return tuple(map(moved, value)) if isinstance(value, tuple) else value
+        return tuple(moved(x, device) for x in value) if isinstance(value, tuple) else value
 
-    return {key: moved(value) for key, value in group.items() if key != "params"}
-
-
-def hyper_of_rates(group: Group, device: torch.device) -> Group:
-    """Return a group's keyword arguments for :func:`avagrad.optim.rules.rates`."""
-    here = on_device(group, device)
     return {
-        "beta2": here["betas"][1],
-        "eps": here["eps"],
-        "bias_correction": here["bias_correction"],
-        "active_only": here["active_only"],
+        device: {key: moved(value, device) for key, value in group.items() if key != "params"}
+        for device in dict.fromkeys(entry.w.device for entry in entries)
+    }
+
+
+def hyper_of_rates(group: Group, entries: Sequence[Entry]) -> dict[torch.device, Group]:
+    """Return the keyword arguments for :func:`avagrad.optim.rules.rates`, on each device of the entries."""
+    return {
+        device: {
+            "beta2": here["betas"][1],
+            "eps": here["eps"],
+            "bias_correction": here["bias_correction"],
+            "active_only": here["active_only"],
+        }
+        for device, here in by_device(group, entries).items()
     }
 
 

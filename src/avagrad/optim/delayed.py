@@ -16,9 +16,9 @@ from avagrad.optim.base import (
     Group,
     RuleOptimizer,
     as_real,
+    by_device,
     host_or_device,
     hyper_of_rates,
-    on_device,
     prefers_foreach,
 )
 from avagrad.optim.foreach import blocks, foreach_delayed_step, in_batches
@@ -77,9 +77,10 @@ class _Delayed(RuleOptimizer):
         etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
         for group, entries, unseen in batches:
             rate = float(group["lr"]) * gamma
+            hyper = hyper_of_rates(group, entries)
             for entry in entries:
                 v, past = entry.state[1], entry.step.item()
-                eta = rates(v, past, **hyper_of_rates(group, v.device)).flatten().float().cpu()
+                eta = rates(v, past, **hyper[v.device]).flatten().float().cpu()
                 if group["active_only"]:
                     eta = eta[eta > 0]
                 elif past == 0 and (group["bias_correction"] or not entry.param.requires_grad):
@@ -91,7 +92,7 @@ class _Delayed(RuleOptimizer):
                 moves.append(torch.full((int(unseen),), rate / group["eps"], device="cpu"))
         eta, move = torch.cat(etas).double() ** batches[0].group.get("norm", 2), torch.cat(moves)
         if not eta.numel():
-            eta = move = torch.zeros(1, device="cpu")
+            eta = move = torch.zeros(1, dtype=torch.float64, device="cpu")
         largest = eta.topk((eta.numel() + 99) // 100).values.sum() / eta.sum().clamp(min=1e-300)
         return {
             "gamma": gamma,
@@ -303,29 +304,33 @@ class AvaGradW(AvaGrad):
     _decoupled = True
 
 
-def _hyper_of_step(group: Group, device: torch.device) -> Group:
-    here = on_device(group, device)
+def _hyper_of_step(group: Group, entries: list[Entry], decoupled: bool) -> dict[torch.device, Group]:
     return {
-        "lr": here["lr"],
-        "beta1": here["betas"][0],
-        "beta2": here["betas"][1],
-        "weight_decay": here["weight_decay"],
-        "bias_correction": here["bias_correction"],
-        "active_only": here["active_only"],
-        "maximize": here["maximize"],
+        device: {
+            "lr": here["lr"],
+            "beta1": here["betas"][0],
+            "beta2": here["betas"][1],
+            "weight_decay": here["weight_decay"],
+            "decoupled": decoupled,
+            "bias_correction": here["bias_correction"],
+            "active_only": here["active_only"],
+            "maximize": here["maximize"],
+        }
+        for device, here in by_device(group, entries).items()
     }
 
 
 def _move_in_loop(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
+    of_rates, of_step = hyper_of_rates(group, entries), _hyper_of_step(group, entries, decoupled)
     for entry in entries:
         w, g, (m, v) = entry.values(group)
         past = host_or_device(entry.step, group)
-        eta = rates(v, past, **hyper_of_rates(group, w.device))
-        gamma, hyper = gammas.get(w.device, 1.0), _hyper_of_step(group, w.device)
-        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gamma, decoupled=decoupled, **hyper))
+        eta = rates(v, past, **of_rates[w.device])
+        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gammas.get(w.device, 1.0), **of_step[w.device]))
 
 
 def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
+    of_rates, of_step = hyper_of_rates(group, entries), _hyper_of_step(group, entries, decoupled)
     items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar]] = []
     for entry in entries:
         assert entry.g is not None
@@ -335,6 +340,6 @@ def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
     for batch in in_batches(items, key=lambda item: item[0]):
         ws, gs, ms, vs, pasts = (list(column) for column in zip(*batch, strict=True))
         device = ws[0].device
-        hyper = {**hyper_of_rates(group, device), **_hyper_of_step(group, device)}
-        foreach_delayed_step(ws, gs, ms, vs, pasts, gammas.get(device, 1.0), decoupled=decoupled, **hyper)
+        hyper = of_rates[device] | of_step[device]
+        foreach_delayed_step(ws, gs, ms, vs, pasts, gammas.get(device, 1.0), **hyper)
     torch._foreach_add_([entry.step for entry in entries], 1)

@@ -59,6 +59,7 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scalar
     The loop sums a block in the dtype of the moments, pairwise; the sums of blocks are added in float64.
     """
     norm, active_only, bias_correction = group["norm"], group["active_only"], group["bias_correction"]
+    hyper = hyper_of_rates(group, entries)
     pasts = [host_or_device(entry.step, group) for entry in entries]
     sums: list[list[Tensor]] = [[] for _ in entries]
     active: list[list[Tensor]] = [[] for _ in entries]
@@ -66,17 +67,17 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scalar
         items = [(i, b) for i, entry in enumerate(entries) for b in blocks(entry.state[1])]
         for batch in in_batches(items, key=lambda item: item[1]):
             vs = [v for _, v in batch]
-            etas = foreach_rates(vs, [pasts[i] for i, _ in batch], **hyper_of_rates(group, vs[0].device))
+            etas = foreach_rates(vs, [pasts[i] for i, _ in batch], **hyper[vs[0].device])
             # Told to use float64: on a CPU this operation adds up in sequence, and a float32 sum loses digits.
             norms = torch._foreach_norm(etas, norm, dtype=scalar_dtype(vs[0].device))
             signs = torch._foreach_norm(torch._foreach_sign(vs), 1) if active_only else norms
-            for (i, _), x, n in zip(batch, norms, signs, strict=True):
+            for (i, _), x, count in zip(batch, norms, signs, strict=True):
                 sums[i].append(x**norm)
-                active[i].append(n)
+                active[i].append(count)
     else:
         for i, entry in enumerate(entries):
             for v in blocks(entry.state[1]):
-                eta = rates(v, pasts[i], **hyper_of_rates(group, v.device))
+                eta = rates(v, pasts[i], **hyper[v.device])
                 sums[i].append((eta * eta if norm == 2 else eta).sum().to(scalar_dtype(v.device)))
                 active[i].append((v != 0).sum() if active_only else v)
 
@@ -93,9 +94,12 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scalar
         first = total.new_zeros(()) + (n * group["eps"] ** -norm if counts_at_once else 0.0)
         past = pasts[i]
         if isinstance(past, Tensor):
-            shares.append((torch.where(past > 0, total, first), n if counts_at_once else n * (past > 0).to(past.dtype)))
+            total = torch.where(past > 0, total, first)
+            seen: Scalar = (past > 0).to(past.dtype)
         else:
-            shares.append((total if past else first, n if past or counts_at_once else 0))
+            total = total if past else first
+            seen = 1.0 if past else 0.0
+        shares.append((total, n if counts_at_once else n * seen))
     return shares
 
 

@@ -1,0 +1,140 @@
+"""differentiable=True: gradients flow through a step, and are finite. GradScaler: a skipped step changes nothing."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from problems import ALL, DELAYED, PATHS, optimizer_class
+from torch import Tensor
+
+OPTIONS: dict[str, list[dict[str, Any]]] = {
+    **{
+        name: [{}, {"bias_correction": False, "eps": 0.1}, {"active_only": True, "weight_decay": 0.1}]
+        for name in DELAYED
+    },
+    "AdaBound": [{}, {"amsbound": True, "weight_decay": 0.1}],
+    "AdaShift": [{"keep": 1}, {"keep": 2, "reduce": None}],
+}
+
+
+def unrolled(name: str, w: Tensor, gs: list[Tensor], lr: Tensor, **options: Any) -> Tensor:
+    """Return what some steps make of w, as a function that autograd can follow."""
+    w = w.clone()
+    opt = optimizer_class(name)([w], lr=lr, differentiable=True, **options)
+    for g in gs:
+        w.grad = g
+        opt.step()
+    return w
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("capturable", [False, True])
+def test_gradients_flow_through_steps(name: str, capturable: bool) -> None:
+    rng = torch.Generator().manual_seed(0)
+    w, *gs = (torch.randn(3, generator=rng, dtype=torch.float64) for _ in range(5))
+    lr = torch.tensor(0.03, dtype=torch.float64)
+    inputs = [x.requires_grad_() for x in (w, *gs, lr)]
+    for options in OPTIONS[name]:
+
+        def run(w: Tensor, *rest: Tensor, options: dict[str, Any] = options) -> Tensor:
+            *gs, lr = rest
+            return unrolled(name, w, gs, lr, capturable=capturable, **options)
+
+        assert torch.autograd.gradcheck(run, inputs, eps=1e-7, atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_gradients_are_finite_where_a_gradient_is_exactly_zero(name: str) -> None:
+    for options in OPTIONS[name]:
+        w = torch.ones(3, dtype=torch.float64, requires_grad=True)
+        lr = torch.tensor(0.1, dtype=torch.float64, requires_grad=True)
+        gs = [
+            torch.tensor(x, dtype=torch.float64, requires_grad=True)
+            for x in ([0.0, 1.0, 0.0], [0.0, 2.0, 1.0], [0.0] * 3)
+        ]
+        unrolled(name, w, [*gs, *gs], lr, **options).square().sum().backward()  # type: ignore[no-untyped-call]
+        for x in (w, lr, *gs):
+            assert x.grad is not None
+            assert x.grad.isfinite().all()
+        assert lr.grad is not None
+        assert lr.grad != 0
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_a_differentiable_step_has_the_same_numbers(name: str) -> None:
+    gs = [torch.randn(4, generator=torch.Generator().manual_seed(i)).double() for i in range(14)]
+    lr = torch.tensor(0.03, dtype=torch.float64)
+    follow = unrolled(name, torch.ones(4).double(), gs, lr)
+    plain = torch.nn.Parameter(torch.ones(4).double())
+    opt = optimizer_class(name)([plain], lr=0.03)
+    for g in gs:
+        plain.grad = g
+        opt.step()
+    torch.testing.assert_close(follow, plain.detach(), rtol=1e-13, atol=1e-14)
+
+
+# --- GradScaler ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("first", [True, False])
+def test_a_step_that_the_scaler_skips_changes_nothing(name: str, path: str, first: bool) -> None:
+    """Skipped at the very first step, or in mid-run: state, parameters and what follows are as without it."""
+    ends = []
+    for skip in (True, False):
+        w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        opt = optimizer_class(name)([w], weight_decay=0.1, **PATHS[path])
+        scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=10**6)
+
+        def step(factor: float, w: Tensor = w, opt: Any = opt, scaler: Any = scaler) -> None:
+            opt.zero_grad()
+            scaler.scale((factor * w).square().sum()).backward()
+            scaler.step(opt)
+            scaler.update()
+
+        for t in range(14):
+            if skip and t == (0 if first else 7):
+                before = copy.deepcopy((w.detach(), opt.state_dict()))
+                step(float("inf"))
+                assert str((w.detach(), opt.state_dict())) == str(before)
+            step(1.0 + t)
+        ends.append(w.detach().clone())
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("name", DELAYED)
+@pytest.mark.parametrize("path", PATHS)
+def test_an_infinite_first_gradient_does_not_move_a_parameter(name: str, path: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = optimizer_class(name)([w], weight_decay=0.1, **PATHS[path])
+    w.grad = torch.tensor([1.0, float("inf"), float("nan")])
+    opt.step()
+    assert torch.equal(w, torch.ones(3))
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("path", PATHS)
+def test_a_half_precision_lr_does_not_round_the_decay_away(name: str, path: str) -> None:
+    """1 - 0.1 * 0.01 is 1 in bfloat16."""
+    ends = []
+    for lr in (torch.tensor(0.1, dtype=torch.bfloat16), float(torch.tensor(0.1, dtype=torch.bfloat16))):
+        w = torch.nn.Parameter(torch.ones(2))
+        opt = optimizer_class(name)([w], lr=lr, weight_decay=0.01, **PATHS[path])
+        for _ in range(30):
+            w.grad = torch.zeros(2)
+            opt.step()
+        ends.append(w.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=0)
+    assert (ends[0] < 1).all()
+
+
+def test_a_step_in_inference_mode() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = optimizer_class("AvaGrad")([w])
+    for _ in range(3):
+        w.grad = torch.ones(2)
+        with torch.inference_mode():
+            opt.step()
+    assert (w < 1).all()
