@@ -491,6 +491,42 @@ def test_a_cuda_graph_holds_the_step(name: str, use_foreach: bool) -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_a_cuda_step_never_synchronises(name: str, path: str, tensor_lr: bool) -> None:
+    params = [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
+    lr = torch.tensor(0.1, device="cuda") if tensor_lr else 0.1
+    opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, **PATHS[path])
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        for _ in range(13):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            opt.step()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", ALL)
+def test_a_cuda_lr_has_arrived_when_cpu_parameters_need_it(name: str) -> None:
+    one, two = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    lr = torch.tensor(0.0, device="cuda")
+    here, there = optimizer_class(name)([one], lr=0.1), optimizer_class(name)([two], lr=lr)
+    there.param_groups[0]["base_lr"] = 0.1
+    for t in range(1, 16):
+        one.grad, two.grad = torch.ones(3), torch.ones(3)
+        here.param_groups[0]["lr"] = 0.1 / t
+        torch.cuda._sleep(20_000_000)  # type: ignore[no-untyped-call]  # the new value is still on its way when the step begins
+        lr.fill_(0.1 / t)
+        here.step()
+        there.step()
+    torch.testing.assert_close(one.detach(), two.detach(), rtol=1e-6, atol=1e-7)
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
 def test_capturing_host_scalars_is_refused() -> None:
     w = torch.nn.Parameter(torch.ones(2, device="cuda"))
     w.grad = torch.ones_like(w)

@@ -108,6 +108,10 @@ def delayed_step(
 
     Returns ``w_{t+1}, m_t, v_t``. ``eta`` and ``gamma`` are :func:`rates` and :func:`scale` of
     ``v_{t-1}``: they were known before this gradient.
+
+    >>> one = torch.ones(1)
+    >>> delayed_step(one, one, one, one, 2, one / 2, 2.0, lr=0.1, beta1=0.5, beta2=0.5, bias_correction=False)[0]
+    tensor([0.9000])
     """
     moves = t > 1 if bias_correction else True  # a first gradient only fills the moments
     if maximize:
@@ -141,7 +145,12 @@ def sgd_step(
     weight_decay: Scalar = 0.0,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``."""
+    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``.
+
+    >>> one = torch.ones(1)
+    >>> sgd_step(one, one, one, 2, lr=0.1, momentum=0.9)
+    (tensor([0.8100]), tensor([1.9000]))
+    """
     g = _l2(w, g, weight_decay, maximize)
     buffer = _where(t > 1, momentum * buffer, torch.zeros_like(buffer)) + g
     return w - lr * (g + momentum * buffer if nesterov else buffer), buffer
@@ -166,6 +175,10 @@ def adam_step(
     """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
 
     Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([0.9000])
     """
     if decoupled:
         g = -g if maximize else g
@@ -202,6 +215,11 @@ def adabound_step(
 
     Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
     scaled by ``lr / base_lr`` so that a schedule moves them along.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> hyper = {"lr": 0.1, "base_lr": 0.1, "beta1": 0.0, "beta2": 0.0, "eps": 1e-8, "final_lr": 0.1, "gamma": 1.0}
+    >>> adabound_step(one, one / 9, zero, zero, None, 1, **hyper)[0]  # Adam's rate, 0.9, is clamped to 0.2
+    tensor([0.9778])
     """
     g = _l2(w, g, weight_decay, maximize)
     m = beta1 * m + (1 - beta1) * g
@@ -237,6 +255,10 @@ def adashift_step(
     enters ``v`` now and gives its place to ``g_t``. Nothing moves before ``t = n + 1``. With
     ``reduce="max"`` the tensor shares one second moment and ``v`` is 0-dimensional; for a stack of
     models use ``torch.func.vmap``.
+
+    >>> w, g, older = torch.ones(2), torch.ones(2), torch.tensor([2.0, 4.0])
+    >>> adashift_step(w, g, [older], torch.zeros(()), 2, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([0.9750, 0.9750])
     """
     n = len(kept)
     g = _l2(w, g, weight_decay, maximize)

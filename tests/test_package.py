@@ -1,0 +1,137 @@
+"""The project as a whole: the wheel, what importing costs, and what the documents say."""
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import sysconfig
+import warnings
+from pathlib import Path
+
+import pytest
+
+import avagrad
+import avagrad.optim
+from avagrad.optim import rules
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+
+
+def run(*command: str, **environment: str) -> str:
+    kept = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
+    done = subprocess.run(command, capture_output=True, text=True, env={**kept, **environment}, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path: Path) -> None:
+    """Built from a copy of the sources, installed without its dependencies; torch is this environment's."""
+    source = tmp_path / "source"
+    source.mkdir()
+    tracked = run("git", "-C", str(ROOT), "ls-files", "--cached", "--others", "--exclude-standard").splitlines()
+    for name in tracked:
+        if name.startswith("src/") or name in ("pyproject.toml", "README.md", "LICENSE"):
+            (source / name).parent.mkdir(parents=True, exist_ok=True)
+            (source / name).write_bytes((ROOT / name).read_bytes())
+    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
+    run(*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(tmp_path), str(source))
+    (wheel,) = tmp_path.glob("avagrad-*.whl")
+    fresh = tmp_path / "fresh"
+    run(sys.executable, "-m", "venv", "--without-pip", str(fresh))
+    python = str(fresh / "bin" / "python")
+    run(*pip, "--python", python, "install", "--no-deps", str(wheel))
+    site = Path(run(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip())
+    (site / "torch-from-elsewhere.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    script = (
+        "import torch, avagrad\n"
+        "w = torch.nn.Parameter(torch.ones(3))\n"
+        "opt = avagrad.AvaGrad([w], lr=0.5)\n"
+        "for _ in range(2):\n"
+        "    w.grad = torch.ones(3)\n"
+        "    opt.step()\n"
+        "print(avagrad.__file__, avagrad.__version__, *w.tolist())\n"
+    )
+    file, version, *values = run(python, "-c", script).split()
+    assert Path(file).is_relative_to(fresh)
+    assert version == avagrad.__version__
+    assert [float(x) for x in values] == pytest.approx([0.5] * 3)
+    assert (site / "avagrad" / "py.typed").exists()
+
+
+def test_importing_is_light() -> None:
+    script = (
+        "import sys, time, torch\n"
+        "before, start = set(sys.modules), time.perf_counter()\n"
+        "import avagrad\n"
+        "print(time.perf_counter() - start)\n"
+        "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))\n"
+    )
+    seconds, modules = run(sys.executable, "-c", script).splitlines()
+    assert float(seconds) < 0.3
+    heavy = {"optuna", "ray", "matplotlib", "sklearn", "typer", "rich", "triton", "numpy", "hypothesis", "sympy"}
+    assert "avagrad" in modules.split()
+    assert not heavy & set(modules.split())
+
+
+def imports_of(path: Path) -> set[str]:
+    found: set[str] = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: a relative import"
+            found.add(node.module or "")
+    return found
+
+
+def test_the_optimizers_import_torch_and_themselves_alone() -> None:
+    for path in (ROOT / "src" / "avagrad" / "optim").rglob("*.py"):
+        for name in imports_of(path):
+            top = name.partition(".")[0]
+            assert top in sys.stdlib_module_names or top == "torch" or name.startswith("avagrad.optim"), (path, name)
+
+
+@pytest.mark.parametrize("module", [avagrad, avagrad.optim, rules], ids=lambda module: module.__name__)
+def test_every_public_name_is_documented(module: object) -> None:
+    for name in module.__all__:  # type: ignore[attr-defined]
+        value = getattr(module, name)
+        if callable(value) and name != "Scalar":  # which is a name for a type
+            assert ">>>" in (value.__doc__ or ""), f"{name} has no example"
+
+
+def python_blocks() -> list[tuple[str, str]]:
+    return [
+        (f"{path.name}-{i}", code)
+        for path in DOCUMENTS
+        for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
+    ]
+
+
+@pytest.mark.parametrize(("name", "code"), python_blocks(), ids=[name for name, _ in python_blocks()])
+def test_python_in_the_documents_runs(name: str, code: str) -> None:
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "AvaGrad: the loaded state is another optimizer's")
+        exec(compile(code, name, "exec"), {"__name__": "__main__"})
+
+
+def test_links_in_the_documents_lead_somewhere() -> None:
+    for path in DOCUMENTS:
+        text = path.read_text()
+        for link in re.findall(r"\]\(([^)#]+)(?:#[^)]*)?\)", text):
+            assert link.startswith("https://") or (path.parent / link).exists(), (path, link)
+
+
+def test_commands_in_the_documents_exist() -> None:
+    for target in re.findall(r"`make ([a-z]+)", "".join(path.read_text() for path in DOCUMENTS)):
+        run("make", "-n", "-C", str(ROOT), target)
+    for script in re.findall(r"`python (benchmarks/\w+\.py)`", "".join(path.read_text() for path in DOCUMENTS)):
+        ast.parse((ROOT / script).read_text())
+
+
+def test_the_project_speaks_of_itself_alone() -> None:
+    """No paths of a machine, and a constraints file that pins everything exactly."""
+    pins = [line for line in (ROOT / "constraints.txt").read_text().splitlines() if line and not line.startswith("#")]
+    assert all(re.fullmatch(r"[A-Za-z0-9_.-]+==[^=]+", line) for line in pins)
+    assert "torch==2.13.0" in pins
