@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, optimizer_class
+from problems import ALL, DELAYED, optimizer_class
 from torch import Tensor
 from torch._dynamo.testing import CompileCounter, CompileCounterWithBackend
 from torch.optim.lr_scheduler import LambdaLR, OneCycleLR
@@ -40,9 +40,15 @@ def train(
     return [p.detach() for p in params], counts
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("use_foreach", [False, True])
+@pytest.mark.parametrize(
+    ("name", "schedule", "use_foreach"),
+    [
+        *[(name, schedule, False) for name in ALL for schedule in ("LambdaLR", "OneCycleLR")],
+        *[(name, schedule, True) for name in DELAYED for schedule in ("LambdaLR", "OneCycleLR")],
+        ("AvaGrad", "from zero", False),
+        ("AvaGradW", "from zero", True),
+    ],
+)
 def test_one_recompilation_at_most(name: str, schedule: str, use_foreach: bool) -> None:
     compiled, counts = train(name, schedule, CompileCounter(), foreach=use_foreach)
     assert counts[0] > 0  # something was compiled
@@ -51,13 +57,46 @@ def test_one_recompilation_at_most(name: str, schedule: str, use_foreach: bool) 
     torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["AvaGrad", "AvaGradW"])
-def test_gradients_that_come_and_go_under_compile(name: str) -> None:
-    for options in ({}, {"bias_correction": False}, {"active_only": True, "norm": 1}):
-        compiled, counts = train(name, "LambdaLR", CompileCounter(), 15, absent=True, **options)
-        assert counts[-1] <= 3
-        eager, _ = train(name, "LambdaLR", None, 15, absent=True, **options)
-        torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+@pytest.mark.parametrize("options", [{}, {"bias_correction": False}, {"active_only": True, "norm": 1}], ids=str)
+def test_gradients_that_come_and_go_under_compile(options: dict[str, Any]) -> None:
+    compiled, counts = train("AvaGrad", "LambdaLR", CompileCounter(), 15, absent=True, **options)
+    assert counts[-1] <= 3
+    eager, _ = train("AvaGrad", "LambdaLR", None, 15, absent=True, **options)
+    torch.testing.assert_close(compiled, eager, rtol=1e-5, atol=1e-6)
+
+
+def test_freezing_what_never_had_a_gradient_is_seen_by_a_compiled_step() -> None:
+    """Without bias correction it counts in the norm until it is frozen."""
+    ends = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        a, b = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
+        opt = optimizer_class("AvaGrad")([a, b], lr=torch.tensor(0.1), eps=0.01, bias_correction=False)
+        step = torch.compile(opt.step, backend="eager") if compiled else opt.step
+        a.grad = torch.ones(2)
+        for t in range(4):
+            b.requires_grad_(t < 2)
+            step()
+        ends.append(a.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=0)
+
+
+def test_numbers_that_change_by_hand_are_seen_by_a_compiled_step() -> None:
+    ends = []
+    for compiled in (False, True):
+        torch._dynamo.reset()
+        w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
+        opt = optimizer_class("AvaGradW")([w], lr=0.1, weight_decay=0.1)  # lr a number
+        counter = CompileCounter()
+        step = torch.compile(opt.step, backend=counter) if compiled else opt.step
+        for t in range(12):
+            w.grad = torch.tensor([1.0, 0.1 * t])
+            for key, value in {"lr": 0.1 / (t + 1), "eps": 0.1 * (t + 1), "weight_decay": 0.1 / (t + 1)}.items():
+                opt.param_groups[0][key] = value
+            step()
+        assert counter.frame_count <= 3
+        ends.append(w.detach())
+    torch.testing.assert_close(ends[0], ends[1], rtol=1e-6, atol=0)
 
 
 def test_compiled_and_plain_steps_can_be_mixed() -> None:

@@ -140,6 +140,15 @@ def test_complex_parameters_are_pairs_of_reals(name: str, path: str) -> None:
     assert complex_opt.state[z]["exp_avg_sq"].shape == z.shape
 
 
+def test_a_group_may_hold_anything_of_the_users_own() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    own = {"weights": torch.ones(3), "tags": ("a", torch.ones(2)), "initial_lr": 0.3}
+    opt = AvaGrad([{"params": [w], **own}])
+    w.grad = torch.ones(2)
+    opt.step()
+    assert all(opt.param_groups[0][key] is value for key, value in own.items())
+
+
 def test_named_parameters_and_a_name_of_ones_own() -> None:
     model = torch.nn.Linear(2, 2)
     opt = AvaGrad(model.named_parameters())
@@ -537,12 +546,14 @@ def test_capturing_host_scalars_is_refused() -> None:
 
 
 def test_foreach_is_chosen_as_torch_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from avagrad.optim import base
+    from avagrad.optim import entries
 
     group = {"foreach": None, "fused": None, "differentiable": False}
     params: list[Tensor] = [torch.nn.Parameter(torch.ones(2))]
-    assert base.prefers_foreach(group, params) is False  # torch: the loop, on a CPU
-    monkeypatch.setattr(base, "_default_to_fused_or_foreach", lambda params, differentiable, use_fused: (False, True))
-    assert base.prefers_foreach(group, params) is True
-    assert base.prefers_foreach({**group, "foreach": False}, params) is False
-    assert base.prefers_foreach({**group, "fused": False}, params) is False
+    assert entries.prefers_foreach(group, params) is False  # torch: the loop, on a CPU
+    monkeypatch.setattr(
+        entries, "_default_to_fused_or_foreach", lambda params, differentiable, use_fused: (False, True)
+    )
+    assert entries.prefers_foreach(group, params) is True
+    assert entries.prefers_foreach({**group, "foreach": False}, params) is False
+    assert entries.prefers_foreach({**group, "fused": False}, params) is False

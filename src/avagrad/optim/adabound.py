@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Group, RuleOptimizer, by_device, host_or_device
+from avagrad.optim.base import RuleOptimizer
+from avagrad.optim.entries import Batch, Group, by_device, host_or_device
 from avagrad.optim.rules import adabound_step
 
 __all__ = ["AdaBound"]
@@ -68,24 +69,11 @@ class AdaBound(RuleOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "base_lr": None,  # the group's own first lr
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "final_lr": final_lr,
-                "gamma": gamma,
-                "amsbound": amsbound,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        bounds: Group = {"base_lr": None, "final_lr": final_lr, "gamma": gamma}  # base_lr: each group's first lr
+        forms: Group = {"amsbound": amsbound, "maximize": maximize}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, numbers | bounds | forms | paths)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; its first lr is its ``base_lr`` unless it brings one."""

@@ -4,7 +4,8 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import Batch, Group, RuleOptimizer, by_device, host_or_device
+from avagrad.optim.base import RuleOptimizer
+from avagrad.optim.entries import Batch, Group, by_device, host_or_device
 from avagrad.optim.rules import adashift_step
 
 __all__ = ["AdaShift"]
@@ -68,22 +69,10 @@ class AdaShift(RuleOptimizer):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "keep": keep,
-                "reduce": reduce,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        forms: Group = {"keep": keep, "reduce": reduce, "maximize": maximize}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, numbers | forms | paths)
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         kept = {f"grad_{i}": True for i in range(group["keep"])}

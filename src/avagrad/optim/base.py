@@ -2,73 +2,19 @@
 
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any, ClassVar, NamedTuple, overload
+from collections.abc import Callable
+from typing import Any, ClassVar, overload
 
 import torch
 from torch import Tensor
-from torch.optim.optimizer import (
-    Optimizer,
-    ParamsT,
-    StateDict,
-    _default_to_fused_or_foreach,
-    _use_grad_for_differentiable,
-)
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
 
 from avagrad.optim.arguments import check_group_keys, check_values, plain_number
-from avagrad.optim.rules import Scalar
+from avagrad.optim.entries import Batch, Entry, Group, as_real, moment_dtype, scalar_dtype
 
-__all__ = [
-    "Batch",
-    "Entry",
-    "Group",
-    "RuleOptimizer",
-    "as_real",
-    "by_device",
-    "host_or_device",
-    "hyper_of_rates",
-    "prefers_foreach",
-    "scalar_dtype",
-]
-
-Group = dict[str, Any]
+__all__ = ["RuleOptimizer"]
 
 _STEP_DTYPE = torch.float32  # as torch's: counts exactly up to 16 million steps
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32, torch.complex32: torch.complex64}
-
-
-class Entry(NamedTuple):
-    """A parameter in a step, as real tensors: a complex one is a pair of reals in the last dimension."""
-
-    param: Tensor  # as the user gave it
-    w: Tensor
-    g: Tensor | None  # None: no gradient in this step
-    step: Tensor
-    state: list[Tensor]  # in the order of _state_tensors
-
-    def values(self, group: Group) -> tuple[Tensor, Tensor, list[Tensor]]:
-        """Return ``w, g, state`` for a rule to work with, all in the dtype of the moments."""
-        assert self.g is not None
-        dtype = _WIDER.get(self.w.dtype, self.w.dtype)
-        w, g, state = self.w.to(dtype), self.g.to(dtype), self.state
-        if group["differentiable"]:  # autograd may come back for what take() overwrites
-            w, state = w.clone(), [x.clone() for x in state]
-        return w, g, state
-
-    def take(self, w: Tensor, *state: Tensor) -> None:
-        """Write a rule's results into place, and count the gradient."""
-        self.w.copy_(w)
-        for old, new in zip(self.state, state, strict=True):
-            old.copy_(new)
-        self.step.add_(1)
-
-
-class Batch(NamedTuple):
-    """A group in a step: what takes part, and what has no state yet and no gradient either."""
-
-    group: Group
-    entries: list[Entry]
-    unseen: Scalar  # coordinates that require a gradient and have never had one
 
 
 class RuleOptimizer(Optimizer):
@@ -118,7 +64,7 @@ class RuleOptimizer(Optimizer):
 
     def _new_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate."""
-        dtype = _WIDER.get(p.dtype, p.dtype)  # moments of half-precision parameters are float32
+        dtype = moment_dtype(p.dtype)
         step_device = p.device if group["capturable"] else torch.device("cpu")
         state = {"step": torch.zeros((), dtype=_STEP_DTYPE, device=step_device)}
         for name, has_shape_of_p in self._state_tensors(group).items():
@@ -196,7 +142,8 @@ class RuleOptimizer(Optimizer):
                 )
                 for i, (p, g) in enumerate(zip(params, grads, strict=True))
             ]
-            batches.append(Batch({**group, **numbers}, entries, numbers["unseen"]))
+            own = {key: group[key] for key in self.defaults}
+            batches.append(Batch(own | numbers, entries, numbers["unseen"]))
 
         if counts is False:
             return loss
@@ -314,7 +261,7 @@ class RuleOptimizer(Optimizer):
                         device = p.device if group["capturable"] else torch.device("cpu")
                         self.state[p][key] = value.to(device=device, dtype=_STEP_DTYPE, copy=True)
                     elif key in self._state_tensors(group):
-                        dtype = _WIDER.get(p.dtype, p.dtype)
+                        dtype = moment_dtype(p.dtype)
                         dtype = dtype if value.is_complex() else dtype.to_real()
                         self.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
 
@@ -376,64 +323,8 @@ class RuleOptimizer(Optimizer):
         ]
 
 
-def scalar_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which a device works out the few numbers that all coordinates share."""
-    return torch.float32 if device.type == "mps" else torch.float64
-
-
-def host_or_device(step: Tensor, group: Group) -> Scalar:
-    """Return a step count as a number, or as a tensor where nothing may be read on the host."""
-    if group["capturable"] or torch.compiler.is_compiling():
-        return step.to(scalar_dtype(step.device))
-    return step.item()
-
-
-def by_device(group: Group, entries: Sequence[Entry]) -> dict[torch.device, Group]:
-    """Return for each device of the entries the group, its tensors ready to meet tensors of any shape there.
-
-    The tensors are lr, where it is one, and under torch.compile all numbers.
-    """
-
-    def moved(value: Any, device: torch.device) -> Any:
-        if isinstance(value, Tensor):
-            # A copy to the CPU must have arrived when it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
-            dtype, non_blocking = scalar_dtype(device), device.type != "cpu"
-            return value.reshape(()).to(device=device, dtype=dtype, non_blocking=non_blocking)
-        return tuple(moved(x, device) for x in value) if isinstance(value, tuple) else value
-
-    return {
-        device: {key: moved(value, device) for key, value in group.items() if key != "params"}
-        for device in dict.fromkeys(entry.w.device for entry in entries)
-    }
-
-
-def hyper_of_rates(group: Group, entries: Sequence[Entry]) -> dict[torch.device, Group]:
-    """Return the keyword arguments for :func:`avagrad.optim.rules.rates`, on each device of the entries."""
-    return {
-        device: {
-            "beta2": here["betas"][1],
-            "eps": here["eps"],
-            "bias_correction": here["bias_correction"],
-            "active_only": here["active_only"],
-        }
-        for device, here in by_device(group, entries).items()
-    }
-
-
-def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
-    """Choose between foreach and the loop, as torch does."""
-    if group["foreach"] is None and group["fused"] is None:
-        return _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)[1]
-    return bool(group["foreach"])
-
-
 def _refilled(old: Tensor | None, value: float, device: torch.device) -> Tensor:
     """Return a 0-dimensional tensor that holds ``value``: the old one, if it is on the right device."""
     if old is None or old.device != device:
         return torch.full((), value, dtype=scalar_dtype(device), device=device)
     return old.fill_(value)
-
-
-def as_real(x: Tensor) -> Tensor:
-    """Return a complex tensor as pairs of reals, any other as it is."""
-    return torch.view_as_real(x) if x.is_complex() else x

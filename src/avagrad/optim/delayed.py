@@ -10,11 +10,11 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import (
+from avagrad.optim.base import RuleOptimizer
+from avagrad.optim.entries import (
     Batch,
     Entry,
     Group,
-    RuleOptimizer,
     as_real,
     by_device,
     host_or_device,
@@ -176,22 +176,10 @@ class DelayedAdam(_Delayed):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "bias_correction": bias_correction,
-                "active_only": active_only,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, numbers | forms | paths)
 
 
 class AvaGrad(_Delayed):
@@ -262,23 +250,10 @@ class AvaGrad(_Delayed):
         differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        super().__init__(
-            params,
-            {
-                "lr": lr,
-                "betas": betas,
-                "eps": eps,
-                "weight_decay": weight_decay,
-                "bias_correction": bias_correction,
-                "norm": norm,
-                "active_only": active_only,
-                "maximize": maximize,
-                "foreach": foreach,
-                "capturable": capturable,
-                "differentiable": differentiable,
-                "fused": fused,
-            },
-        )
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm}
+        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        super().__init__(params, numbers | forms | paths)
 
 
 class AvaGradW(AvaGrad):

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from avagrad.optim.base import Batch, Entry, Group, host_or_device, hyper_of_rates, prefers_foreach, scalar_dtype
+from avagrad.optim.entries import Batch, Entry, Group, host_or_device, hyper_of_rates, prefers_foreach, scalar_dtype
 from avagrad.optim.foreach import blocks, foreach_rates, in_batches
 from avagrad.optim.rules import Scalar, rates, scale
 
