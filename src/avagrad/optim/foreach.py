@@ -77,7 +77,7 @@ def foreach_rates(
         etas = list(torch._foreach_sqrt(vs))
     torch._foreach_add_(etas, [eps] * len(etas) if isinstance(eps, Tensor) else eps)
     torch._foreach_reciprocal_(etas)
-    if bias_correction:
+    if bias_correction and any(isinstance(past, Tensor) or past == 0 for past in pasts):
         torch._foreach_mul_(etas, known)
     if active_only:
         torch._foreach_mul_(etas, list(torch._foreach_sign(vs)))
@@ -135,12 +135,15 @@ def foreach_delayed_step(
         corrections: Any = [bias_correction_of(beta1, past + 1) for past in pasts]
         torch._foreach_div_(etas, corrections)
     torch._foreach_mul_(etas, ms)
-    if bias_correction:  # a first gradient only fills the moments: 0 times infinity is not to reach w
+    if bias_correction:  # a first gradient only fills the moments: infinity times 0 is not to reach w
         etas = [_where_known(past, eta) for past, eta in zip(pasts, etas, strict=True)]
     torch._foreach_sub_(ws, etas)
 
     torch._foreach_mul_(vs, beta2)
-    _add_scaled_(vs, list(torch._foreach_mul(gs, gs)), 1 - beta2)
+    if isinstance(beta2, Tensor):
+        _add_scaled_(vs, list(torch._foreach_mul(gs, gs)), 1 - beta2)
+    else:
+        torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
     if stored[0].dtype != dtype:
         torch._foreach_copy_(stored, ws)
 

@@ -21,24 +21,17 @@ __all__ = ["global_gamma", "one_norm"]
 def global_gamma(batches: Sequence[Batch]) -> dict[torch.device, Tensor]:
     """Return gamma on each device that holds a state: one number, and no host read."""
     norm = one_norm([batch.group for batch in batches])
-    totals: dict[torch.device, list[Tensor]] = {}
-    counts: list[Scalar] = []
-    unseen: list[Scalar] = []
+    shares: list[tuple[Scalar, Scalar]] = []
     for group, entries, never_had_a_gradient in batches:
-        for share, count in _shares(group, entries):
-            totals.setdefault(share.device, []).append(share)
-            counts.append(count)
+        shares += _shares(group, entries)
         if not group["bias_correction"] and not group["active_only"]:
-            unseen.append(never_had_a_gradient * group["eps"] ** -norm)
-            counts.append(never_had_a_gradient)
-
-    home = next(iter(totals), torch.device("cpu"))
-    total = _sum(unseen, home)
-    for terms in totals.values():
-        total = total + torch.stack(terms).sum().to(home)
-    gamma = scale(total, _sum(counts, home), norm=norm)
+            shares.append((never_had_a_gradient * group["eps"] ** -norm, never_had_a_gradient))
+    devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
+    home = devices[0] if devices else torch.device("cpu")
+    total, d = (_sum(terms, home) for terms in zip(*shares, strict=True)) if shares else (_sum([], home),) * 2
+    gamma = scale(total, d, norm=norm)
     # A copy to the CPU must have arrived when it is read; all others may take their time.
-    return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in (home, *totals)}
+    return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices or [home]}
 
 
 def one_norm(groups: Sequence[Group]) -> int:
@@ -53,62 +46,72 @@ def one_norm(groups: Sequence[Group]) -> int:
     return int(norms[0])
 
 
-def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Tensor, Scalar]]:
-    """Return each parameter's share of the norm: the sum of its eta^p, and how many of them count.
-
-    The loop sums a block in the dtype of the moments, pairwise; the sums of blocks are added in float64.
-    """
-    norm, active_only, bias_correction = group["norm"], group["active_only"], group["bias_correction"]
-    hyper = hyper_of_rates(group, entries)
+def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar]]:
+    """Return shares that add up to the group's part of the norm: sums of eta^p, and how many of them count."""
     pasts = [host_or_device(entry.step, group) for entry in entries]
-    sums: list[list[Tensor]] = [[] for _ in entries]
-    active: list[list[Tensor]] = [[] for _ in entries]
-    if prefers_foreach(group, [entry.param for entry in entries]):
-        items = [(i, b) for i, entry in enumerate(entries) for b in blocks(entry.state[1])]
-        for batch in in_batches(items, key=lambda item: item[1]):
-            vs = [v for _, v in batch]
-            etas = foreach_rates(vs, [pasts[i] for i, _ in batch], **hyper[vs[0].device])
-            # Told to use float64: on a CPU this operation adds up in sequence, and a float32 sum loses digits.
-            norms = torch._foreach_norm(etas, norm, dtype=scalar_dtype(vs[0].device))
-            signs = torch._foreach_norm(torch._foreach_sign(vs), 1) if active_only else norms
-            for (i, _), x, count in zip(batch, norms, signs, strict=True):
-                sums[i].append(x**norm)
-                active[i].append(count)
-    else:
-        for i, entry in enumerate(entries):
-            for v in blocks(entry.state[1]):
-                eta = rates(v, pasts[i], **hyper[v.device])
-                sums[i].append((eta * eta if norm == 2 else eta).sum().to(scalar_dtype(v.device)))
-                active[i].append((v != 0).sum() if active_only else v)
-
-    shares: list[tuple[Tensor, Scalar]] = []
-    for i, entry in enumerate(entries):
-        total = torch.stack(sums[i]).sum()
-        if active_only:
-            shares.append((total, torch.stack(active[i]).sum(dtype=total.dtype)))
-            continue
-        # Before its first gradient a parameter counts only without bias correction: with 1 / eps, as one
-        # that has no state yet, and to the same bits.
-        n = entry.w.numel()
-        counts_at_once = not bias_correction and entry.param.requires_grad
-        first = total.new_zeros(()) + (n * group["eps"] ** -norm if counts_at_once else 0.0)
+    shares: list[tuple[Scalar, Scalar]] = []
+    for entry, past in zip(entries, pasts, strict=True):
+        if not isinstance(past, Tensor) and past == 0:
+            shares.append(_first_share(group, entry))
+    blocks_of_v = [
+        (i, nth, block)
+        for i, entry in enumerate(entries)
+        if isinstance(pasts[i], Tensor) or pasts[i] > 0
+        for nth, block in enumerate(blocks(entry.state[1]))
+    ]
+    for (i, nth, block), total in zip(blocks_of_v, _power_sums(group, entries, pasts, blocks_of_v), strict=True):
         past = pasts[i]
-        if isinstance(past, Tensor):
-            total = torch.where(past > 0, total, first)
-            seen: Scalar = (past > 0).to(past.dtype)
-        else:
-            total = total if past else first
-            seen = 1.0 if past else 0.0
-        shares.append((total, n if counts_at_once else n * seen))
+        d: Scalar = (block != 0).sum(dtype=total.dtype) if group["active_only"] else block.numel()
+        if isinstance(past, Tensor):  # only the device knows whether there has been a gradient
+            known = (past > 0).to(total.dtype)
+            first_total, first_d = _first_share(group, entries[i]) if nth == 0 else (0.0, 0.0)
+            total = torch.where(past > 0, total, first_total)
+            d = known * d + (1 - known) * first_d
+        shares.append((total, d))
     return shares
 
 
+def _first_share(group: Group, entry: Entry) -> tuple[Scalar, Scalar]:
+    """Return a parameter's share before its first gradient: as one that has no state yet, and to the same bits."""
+    counts = not group["bias_correction"] and not group["active_only"] and entry.param.requires_grad
+    n = entry.w.numel() if counts else 0
+    return n * group["eps"] ** -group["norm"], n
+
+
+def _power_sums(
+    group: Group, entries: Sequence[Entry], pasts: Sequence[Scalar], blocks_of_v: Sequence[tuple[int, int, Tensor]]
+) -> list[Tensor]:
+    """Return the sum of eta^p over each block, to be added in float64.
+
+    The loop sums a block in the dtype of the moments, pairwise. The norm of foreach adds up in sequence on
+    a CPU, where a float32 sum loses digits, so it is told to use float64.
+    """
+    norm, hyper = group["norm"], hyper_of_rates(group, entries)
+    sums: list[Tensor] = []
+    if prefers_foreach(group, [entry.param for entry in entries]):
+        place: dict[int, Tensor] = {}
+        items = [(nth, i, block) for nth, (i, _, block) in enumerate(blocks_of_v)]
+        for batch in in_batches(items, key=lambda item: item[2]):
+            vs = [v for _, _, v in batch]
+            etas = foreach_rates(vs, [pasts[i] for _, i, _ in batch], **hyper[vs[0].device])
+            norms = torch.stack(torch._foreach_norm(etas, norm, dtype=scalar_dtype(vs[0].device)))
+            place.update(zip([nth for nth, _, _ in batch], (norms**norm).unbind(), strict=True))
+        sums = [place[nth] for nth in range(len(items))]
+    else:
+        for i, _, v in blocks_of_v:
+            eta = rates(v, pasts[i], **hyper[v.device])
+            sums.append((eta * eta if norm == 2 else eta).sum())
+    return sums
+
+
 def _sum(terms: Sequence[Scalar], device: torch.device) -> Tensor:
-    """Add up numbers and tensors, on a device."""
-    total = torch.full(
-        (), float(sum(x for x in terms if not isinstance(x, Tensor))), dtype=scalar_dtype(device), device=device
-    )
-    for term in terms:
-        if isinstance(term, Tensor):
-            total = total + term.to(device)
+    """Add up numbers and tensors, in float64 and on a device."""
+    dtype = scalar_dtype(device)
+    total = torch.full((), float(sum(x for x in terms if not isinstance(x, Tensor))), dtype=dtype, device=device)
+    tensors: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for x in terms:
+        if isinstance(x, Tensor):
+            tensors.setdefault((x.device, x.dtype), []).append(x)
+    for alike in tensors.values():
+        total = total + torch.stack(alike).sum(dtype=scalar_dtype(alike[0].device)).to(device)
     return total
