@@ -20,13 +20,13 @@ def one() -> torch.nn.Parameter:
 NAN, INF = math.nan, math.inf
 BAD: list[tuple[str, Any, str]] = [
     *[
-        ("lr", x, "a finite number of at least 0, or a tensor that holds one")
+        ("lr", x, "a finite number of at least 0, or a float tensor that holds one")
         for x in (-0.1, NAN, INF, "1", None, True)
     ],
     ("lr", 10**400, "a finite number of at least 0"),
     ("lr", torch.tensor(NAN), "a finite number of at least 0"),
     ("lr", torch.tensor(-1.0), "a finite number of at least 0"),
-    ("lr", torch.ones(2), "a finite number of at least 0, or a tensor"),
+    ("lr", torch.ones(2), "a finite number of at least 0, or a float tensor"),
     ("lr", torch.tensor(1), "a finite number of at least 0"),
     *[("betas", x, "two numbers from 0") for x in ((1.0, 0.9), (0.9, -0.1), (0.9, NAN), (0.9,), 0.9, ("a", 0.9))],
     *[("eps", x, "a number from 1e-15 to 1e") for x in (0.0, 0, 1e-16, 1e16, -1.0, NAN, INF, "small", None)],
@@ -111,6 +111,11 @@ def test_what_nearly_spells_one_of_ours_is_refused(key: str, near: str) -> None:
         optimizer_class("AvaGrad")([one()], **{key: 0.5})
     with pytest.raises(ValueError, match=f"has the key '{key}', which nearly spells '{near}'"):
         AvaGrad([{"params": [one()], key: 0.5}])
+
+
+def test_the_class_says_whether_decay_is_decoupled() -> None:
+    with pytest.raises(ValueError, match="AvaGrad: decoupled_weight_decay is True, but must be False"):
+        AvaGrad([{"params": [one()], "decoupled_weight_decay": True}])
 
 
 def test_other_unknown_keywords_get_the_list() -> None:
@@ -251,6 +256,7 @@ def test_diagnostics_say_what_the_next_step_will_do(name: str, active_only: bool
     assert said["gamma"] == pytest.approx(gamma, rel=1e-9)
     largest = (eta**2).sort(descending=True).values[: math.ceil(len(eta) / 100)].sum() / (eta**2).sum()
     assert said["norm_share_of_top_1_percent"] == pytest.approx(largest.item(), rel=1e-6)
+    assert said["inactive_share"] == 1 / 301
 
 
 @pytest.mark.parametrize("name", DELAYED)
@@ -262,6 +268,7 @@ def test_diagnostics_before_the_first_step(name: str) -> None:
         "rate_median": 0.0,
         "rate_max": 0.0,
         "norm_share_of_top_1_percent": 0.0,
+        "inactive_share": 0.0,
     }
     assert not opt.state
     opt = optimizer_class(name)([one()], lr=0.5, eps=0.25, bias_correction=False)

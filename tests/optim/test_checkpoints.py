@@ -133,6 +133,25 @@ def test_an_adam_state_can_be_loaded(name: str, amsgrad: bool, dtype: torch.dtyp
     assert not torch.equal(params[0], before[0])  # the first step is not dead: there are moments already
 
 
+@pytest.mark.parametrize("saved", DELAYED)
+@pytest.mark.parametrize("loading", DELAYED)
+def test_a_state_of_a_sibling_brings_its_moments_alone(saved: str, loading: str) -> None:
+    """lr, eps and weight_decay mean other things there."""
+    w = torch.nn.Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    before = optimizer_class(saved)([w], lr=0.5, eps=10.0)
+    before.step()
+    opt = optimizer_class(loading)([w], lr=0.25, eps=0.01)
+    if saved == loading:
+        opt.load_state_dict(before.state_dict())
+    else:
+        with pytest.warns(UserWarning, match="another optimizer's"):
+            opt.load_state_dict(before.state_dict())
+    assert opt.param_groups[0]["lr"] == (0.5 if saved == loading else 0.25)
+    assert ("norm" in opt.param_groups[0]) == (loading != "DelayedAdam")
+    assert torch.equal(opt.state[w]["exp_avg"], before.state[w]["exp_avg"])
+
+
 def test_an_old_adam_state_counts_in_python_numbers() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([w])

@@ -446,6 +446,19 @@ def test_parameters_on_several_devices(name: str, use_foreach: bool | None, acti
         assert all(state["exp_avg_sq"].device == p.device for p, state in opt.state.items())
 
 
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("use_foreach", [False, True])
+def test_tools_may_run_steps_on_fake_tensors(name: str, use_foreach: bool) -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode():
+        w = torch.nn.Parameter(torch.ones(3, 2))
+        opt = optimizer_class(name)([w], foreach=use_foreach)
+        for _ in range(3):
+            w.grad = torch.ones_like(w)
+            opt.step()
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", ALL)
 @pytest.mark.parametrize("path", PATHS)

@@ -54,7 +54,7 @@ def check_values(owner: str, group: Mapping[str, Any]) -> None:
     >>> check_values("AvaGrad", {"lr": float("nan")})
     Traceback (most recent call last):
     ...
-    ValueError: AvaGrad: lr is nan, but must be a finite number of at least 0, or a tensor that holds one.
+    ValueError: AvaGrad: lr is nan, but must be a finite number of at least 0, or a float tensor that holds one.
     """
     for key, value in group.items():
         rule = _RULES.get(key)
@@ -144,7 +144,7 @@ def _is_bool_or_none(x: Any) -> bool:
 
 # key: (what is allowed, in words; the same as a predicate)
 _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
-    "lr": ("a finite number of at least 0, or a tensor that holds one", _is_lr),
+    "lr": ("a finite number of at least 0, or a float tensor that holds one", _is_lr),
     "betas": ("two numbers from 0 up to, but not including, 1", _is_pair_of_betas),
     "eps": (
         f"a number from {EPS_MIN:g} to {EPS_MAX:g}: the rate of a coordinate without gradients is 1 / eps, "

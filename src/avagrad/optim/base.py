@@ -27,6 +27,11 @@ class RuleOptimizer(Optimizer):
     # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
     _own_keys: ClassVar[tuple[str, ...]] = ()
 
+    def _foreign(self, group: Group) -> str | None:
+        """Say why a saved group is another optimizer's; None if it is ours."""
+        missing = [key for key in self._own_keys if key not in group]
+        return f"its groups have no {', '.join(missing)}" if missing else None
+
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         defaults = {key: plain_number(value) for key, value in defaults.items()}
         check_values(type(self).__name__, defaults)
@@ -66,7 +71,8 @@ class RuleOptimizer(Optimizer):
         """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate."""
         dtype = moment_dtype(p.dtype)
         step_device = p.device if group["capturable"] else torch.device("cpu")
-        state = {"step": torch.zeros((), dtype=_STEP_DTYPE, device=step_device)}
+        # From a value, not by zeros(): so fake tensors know it, and tools that run a step on them work.
+        state = {"step": torch.tensor(0.0, dtype=_STEP_DTYPE, device=step_device)}
         for name, has_shape_of_p in self._state_tensors(group).items():
             state[name] = (
                 torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
@@ -240,12 +246,11 @@ class RuleOptimizer(Optimizer):
         too: moments and step counts are taken, hyper-parameters stay what they are.
         """
         given: StateDict = {}
-        missing = sorted({key for group in state_dict["param_groups"] for key in self._own_keys if key not in group})
-        if missing:
+        reasons = [reason for group in state_dict["param_groups"] if (reason := self._foreign(group))]
+        if reasons:
             warnings.warn(
-                f"{type(self).__name__}: the loaded state is another optimizer's (its groups have no "
-                f"{', '.join(missing)}). Its moments and step counts are taken; lr, eps and all other "
-                "hyper-parameters stay as they are.",
+                f"{type(self).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
+                "counts are taken; lr, eps and all other hyper-parameters stay as they are.",
                 stacklevel=2,
             )
 
@@ -280,7 +285,7 @@ class RuleOptimizer(Optimizer):
         """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
         owner = type(self).__name__
         groups = loaded["param_groups"]
-        foreign = any(key not in group for group in groups for key in self._own_keys)
+        foreign = any(self._foreign(group) for group in groups)
         if foreign:
             # Groups that do not match in number are torch's to refuse.
             pairs = zip(self.param_groups, groups, strict=False)

@@ -33,10 +33,31 @@ class _Delayed(RuleOptimizer):
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
     _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
-    _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only")
+    _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only", "decoupled_weight_decay")
+
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
+        # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
+        super().__init__(params, defaults | {"decoupled_weight_decay": self._decoupled})
+
+    def _foreign(self, group: Group) -> str | None:
+        if reason := super()._foreign(group):
+            return reason
+        if ("norm" in group) != self._normalised:
+            return f"its groups have {'no' if self._normalised else 'a'} norm"
+        if group["decoupled_weight_decay"] != self._decoupled:
+            return f"its weight decay is {'not ' if self._decoupled else ''}decoupled"
+        return None
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        if group["decoupled_weight_decay"] != self._decoupled:
+            raise ValueError(
+                f"{type(self).__name__}: decoupled_weight_decay is {group['decoupled_weight_decay']!r}, but must be "
+                f"{self._decoupled}: the class says it (AvaGradW decouples, AvaGrad and DelayedAdam do not)."
+            )
 
     def _check_together(self, groups: list[Group]) -> None:
-        one_norm(groups)
+        one_norm(groups, type(self).__name__)
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True}
@@ -56,10 +77,13 @@ class _Delayed(RuleOptimizer):
     def diagnostics(self) -> dict[str, float]:
         """Return what the next step will multiply gradients with, for logging.
 
-        ``gamma``; ``rate_min``, ``rate_median`` and ``rate_max`` of the effective rates
-        lr * gamma * eta over all coordinates that count in the norm; and ``norm_share_of_top_1_percent``, the share
-        of the norm's sum that the largest 1 % of eta make up. A share near 1 says that a few coordinates with
-        tiny gradients set the scale for all others (see ``active_only`` and ``norm``).
+        - ``gamma``;
+        - ``rate_min``, ``rate_median``, ``rate_max``: of the effective rates lr * gamma * eta, over all coordinates
+          that count in the norm;
+        - ``norm_share_of_top_1_percent``: the share of the norm's sum that the largest 1 % of eta make up. Near 1, a
+          few coordinates with tiny gradients set the scale for all others (see ``norm``);
+        - ``inactive_share``: the share of coordinates that have never had a gradient other than 0. At a small eps
+          they set the scale, many or few (see ``active_only``).
 
         Unlike a step, this reads from the device and needs memory of the size of the parameters.
 
@@ -75,11 +99,15 @@ class _Delayed(RuleOptimizer):
         if self._normalised:
             gamma = next(iter(global_gamma(batches).values())).item()
         etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
+        inactive = known = 0
         for group, entries, unseen in batches:
             rate = float(group["lr"]) * gamma
             hyper = hyper_of_rates(group, entries)
             for entry in entries:
                 v, past = entry.state[1], entry.step.item()
+                if past:
+                    inactive += int((v == 0).sum())
+                    known += v.numel()
                 eta = rates(v, past, **hyper[v.device]).flatten().float().cpu()
                 if group["active_only"]:
                     eta = eta[eta > 0]
@@ -100,6 +128,7 @@ class _Delayed(RuleOptimizer):
             "rate_median": move.median().item(),
             "rate_max": move.max().item(),
             "norm_share_of_top_1_percent": largest.item(),
+            "inactive_share": inactive / known if known else 0.0,
         }
 
     def _batch_of_states(self, group: Group) -> Batch:
@@ -123,7 +152,9 @@ class DelayedAdam(_Delayed):
         v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
 
     Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
-    it converges as SGD does, where Adam may not.
+    it converges as SGD does, where Adam may not. But a coordinate that has had no gradient yet has the rate
+    lr / eps, and its first gradient moves it that far: with embeddings, sparse inputs or dead units use
+    ``active_only=True``, or a larger eps.
 
     Args:
         params: parameters or named parameters to optimize, or dicts that define parameter groups.
@@ -229,8 +260,6 @@ class AvaGrad(_Delayed):
 
     Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
     """
-
-    _own_keys = ("bias_correction", "active_only", "norm")
 
     @explain_unknown_keywords
     def __init__(

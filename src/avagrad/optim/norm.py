@@ -34,13 +34,13 @@ def global_gamma(batches: Sequence[Batch]) -> dict[torch.device, Tensor]:
     return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices or [home]}
 
 
-def one_norm(groups: Sequence[Group]) -> int:
+def one_norm(groups: Sequence[Group], owner: str = "AvaGrad") -> int:
     """Return the ``norm`` of all groups (2 where they have none), or refuse groups that differ in it."""
     norms = [group.get("norm", 2) for group in groups]
     for norm in norms:
         if norm != norms[0]:
             raise ValueError(
-                f"norm is {norms[0]} in one group and {norm} in another, but must be the same in all: "
+                f"{owner}: norm is {norms[0]} in one group and {norm} in another, but must be the same in all: "
                 "gamma is one number."
             )
     return int(norms[0])

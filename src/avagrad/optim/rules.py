@@ -8,6 +8,16 @@ AvaGrad ("Domain-independent Dominance of Adaptive Methods", Algorithm 2), line 
     line 8   v_t   = beta2 v_{t-1} + (1 - beta2) g_t^2
 
 Lines 5, 7 and 8 are :func:`delayed_step`. Delayed Adam (Algorithm 1) is the same with ``gamma = 1``.
+All three together, for a model that is one vector:
+
+>>> w, m, v = torch.tensor([1.0, -2.0]), torch.zeros(2), torch.zeros(2)
+>>> for t in (1, 2, 3):
+...     g = 2 * w  # the gradient of |w|^2
+...     eta = rates(v, t - 1, beta2=0.999, eps=0.1)
+...     gamma = scale((eta**2).sum(), d=2)
+...     w, m, v = delayed_step(w, g, m, v, t, eta, gamma, lr=0.1, beta1=0.9, beta2=0.999)
+>>> w
+tensor([ 0.5199, -1.4965])
 
 Every function takes tensors and hyper-parameters and returns new tensors; nothing is changed in
 place and nothing is remembered. A hyper-parameter is a number or a tensor that broadcasts against
@@ -62,7 +72,8 @@ def rates(
     """
     if bias_correction:
         known = past > 0
-        v_hat = v / bias_correction_of(beta2, past + (1 - _indicator(known, past)))
+        at_least_one = past + (1 - _indicator(known, past))  # at past = 0 the quotient is 0/0, and not used
+        v_hat = v / bias_correction_of(beta2, at_least_one)
         eta = _where(known, 1 / (_sqrt(v_hat) + eps), torch.zeros_like(v))
     else:
         eta = 1 / (_sqrt(v) + eps)
