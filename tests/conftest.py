@@ -1,7 +1,13 @@
 """What every test starts from: one thread, and `gpu` tests only where there is a GPU."""
 
+import os
+
 import pytest
 import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # the same kernels, run by Triton's interpreter on CPU tensors
+
 from hypothesis import settings
 
 torch.set_num_threads(1)

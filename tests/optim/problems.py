@@ -22,6 +22,15 @@ PATHS: dict[str, dict[str, Any]] = {
 }
 
 
+FUSED: dict[str, Any] = {"fused": True}
+FUSED_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there Triton's interpreter runs the kernels
+
+
+def laid_out_as(p: Tensor, g: Tensor | None) -> Tensor | None:
+    """Return a gradient with the strides of its parameter, as autograd gives it: the fused kernel asks for that."""
+    return None if g is None else torch.empty_like(p, requires_grad=False).copy_(g)
+
+
 @dataclass(frozen=True)
 class Tolerance:
     """Relative errors that rounding explains: of a parameter, and of its state."""
@@ -43,7 +52,7 @@ def optimizer_class(name: str) -> Callable[..., Any]:
     return getattr(avagrad, name)  # type: ignore[no-any-return]
 
 
-def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
+def parameters(dtype: torch.dtype = torch.float32, device: str = "cpu") -> list[torch.nn.Parameter]:
     """Return parameters of every awkward kind: 0-dimensional, empty, not contiguous, one element."""
     rng = torch.Generator().manual_seed(0)
 
@@ -51,7 +60,7 @@ def parameters(dtype: torch.dtype = torch.float32) -> list[torch.nn.Parameter]:
         return torch.randn(shape, generator=rng, dtype=torch.float64).to(dtype)
 
     tensors = [normal(4, 3), normal(), normal(0, 2), normal(2, 5).t(), normal(7), normal(1, 1)]
-    return [torch.nn.Parameter(x) for x in tensors]
+    return [torch.nn.Parameter(x.to(device)) for x in tensors]
 
 
 def gradients(params: list[torch.nn.Parameter], steps: int, seed: int = 1) -> Iterator[list[Tensor | None]]:
@@ -61,7 +70,7 @@ def gradients(params: list[torch.nn.Parameter], steps: int, seed: int = 1) -> It
         grads: list[Tensor | None] = []
         for i, p in enumerate(params):
             shape = torch.randn(p.shape, generator=rng, dtype=torch.float64)
-            g = (shape * 10.0 ** (i - 2)).to(p.dtype)
+            g = (shape * 10.0 ** (i - 2)).to(p)
             if i == 0:
                 g[0] = 0  # never sees a gradient
                 if t < 5:
@@ -72,7 +81,7 @@ def gradients(params: list[torch.nn.Parameter], steps: int, seed: int = 1) -> It
 
 
 def as_float64(x: Tensor) -> NDArray[np.float64]:
-    return x.detach().double().numpy().copy()
+    return x.detach().cpu().double().numpy().copy()
 
 
 def reference_params(params: list[torch.nn.Parameter], hyper: list[dict[str, Any]]) -> list[reference.Param]:

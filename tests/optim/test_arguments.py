@@ -2,6 +2,7 @@
 
 import inspect
 import math
+import sys
 from typing import Any
 
 import pytest
@@ -68,11 +69,35 @@ def test_bad_values_are_named(name: str, key: str, value: Any, allowed: str) -> 
     assert set(group) == {"params", key}
 
 
-def test_fused_says_that_it_is_not_there_yet() -> None:
-    for name in ALL:
-        with pytest.raises(ValueError, match="fused is True, but a fused implementation is not there yet"):
-            optimizer_class(name)([one()], fused=True)
-        optimizer_class(name)([one()], fused=False)
+@pytest.mark.parametrize("name", ["AdaBound", "AdaShift"])
+def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
+    with pytest.raises(ValueError, match=f"{name}: fused is True, but this class has no fused implementation"):
+        optimizer_class(name)([one()], fused=True)
+    optimizer_class(name)([one()], fused=False)
+
+
+def test_fused_says_what_a_parameter_must_be() -> None:
+    with pytest.raises(ValueError, match=r"fused is True, but a parameter is torch\.float64, but must be float32"):
+        AvaGrad([torch.nn.Parameter(torch.ones(2).double())], fused=True)
+    gaps = torch.nn.Parameter(torch.ones(4, 4)[:, ::2])
+    with pytest.raises(ValueError, match=r"fused is True, but a parameter of shape \(4, 2\) has gaps or overlaps"):
+        AvaGrad([gaps], fused=True)
+    opt = AvaGrad([one()])
+    with pytest.raises(ValueError, match="has gaps or overlaps"):
+        opt.add_param_group({"params": [gaps], "fused": True})
+    assert len(opt.param_groups) == 1
+    with pytest.raises(ValueError, match="fused is True, but differentiable is True"):
+        AvaGrad([one()], fused=True, differentiable=True)
+
+
+def test_fused_on_a_cpu_says_that_it_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    triton = pytest.importorskip("triton")
+    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
+    with pytest.raises(ValueError, match="fused is True, but a parameter is on cpu, but must be on a CUDA device"):
+        AvaGrad([one()], fused=True)
+    monkeypatch.setitem(sys.modules, "triton", None)
+    with pytest.raises(ValueError, match="fused is True, but Triton cannot be imported"):
+        AvaGrad([one()], fused=True)
 
 
 def test_flags_that_exclude_each_other() -> None:

@@ -70,11 +70,6 @@ def check_values(owner: str, group: Mapping[str, Any]) -> None:
             f"{owner}: foreach is True and differentiable is True, but autograd cannot follow foreach: "
             "leave foreach out, or set it to False."
         )
-    if group.get("fused"):
-        raise ValueError(
-            f"{owner}: fused is True, but a fused implementation is not there yet: "
-            "leave fused out, or set it to False; foreach=True is the fastest path today."
-        )
 
 
 def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) -> None:

@@ -49,6 +49,11 @@ class RuleOptimizer(Optimizer):
             self._check_together([*self.param_groups, {**self.defaults, **own}])
             param_group.update(own)
         super().add_param_group(param_group)
+        try:
+            self._check_fused(self.param_groups[-1])
+        except ValueError:
+            del self.param_groups[-1]
+            raise
 
     def _check(self, group: Group) -> None:
         """Refuse values that one group may not have; keys that are not ours are the user's."""
@@ -56,6 +61,21 @@ class RuleOptimizer(Optimizer):
 
     def _check_together(self, groups: list[Group]) -> None:
         """Refuse groups that do not go together."""
+
+    def _check_fused(self, group: Group) -> None:
+        """Refuse ``fused=True`` where there is no kernel for it."""
+        if group["fused"] and (reason := self._reason_against_fused(group)):
+            raise ValueError(
+                f"{type(self).__name__}: fused is True, but {reason}. Leave fused out, or set it to False."
+            )
+
+    def _reason_against_fused(self, group: Group) -> str | None:
+        """Say why a group cannot be stepped by a fused kernel; None if it can."""
+        return "this class has no fused implementation"
+
+    def _fused_step(self) -> bool:
+        """Take the step with a fused kernel; False if that cannot be, and nothing has been done."""
+        return False
 
     # --- state ---
 
@@ -70,9 +90,12 @@ class RuleOptimizer(Optimizer):
     def _new_state(self, p: Tensor, group: Group) -> dict[str, Tensor]:
         """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate."""
         dtype = moment_dtype(p.dtype)
-        step_device = p.device if group["capturable"] else torch.device("cpu")
-        # From a value, not by zeros(): so fake tensors know it, and tools that run a step on them work.
-        state = {"step": torch.tensor(0.0, dtype=_STEP_DTYPE, device=step_device)}
+        # On the host unless something that it meets there would have to be waited for.
+        on_device = group["capturable"] or (isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu")
+        if on_device:
+            state = {"step": torch.zeros((), dtype=_STEP_DTYPE, device=p.device)}
+        else:  # from a value, so that fake tensors know it: tools that run steps on them read it
+            state = {"step": torch.tensor(0.0, dtype=_STEP_DTYPE, device="cpu")}
         for name, has_shape_of_p in self._state_tensors(group).items():
             state[name] = (
                 torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
@@ -127,6 +150,8 @@ class RuleOptimizer(Optimizer):
             with torch.enable_grad():
                 loss = closure()
 
+        if self._fused_step():
+            return loss
         self._refuse_what_cannot_be_stepped()
         counts = self._counts_as_a_step()
         known = self._known_numbers(as_tensors=torch.compiler.is_compiling())
@@ -142,7 +167,7 @@ class RuleOptimizer(Optimizer):
                 Entry(
                     p,
                     as_real(p),
-                    None if g is None else as_real(g.resolve_conj()),
+                    None if g is None else as_real(self._unscaled(g).resolve_conj()),
                     steps[i],
                     [as_real(x) for x in tensors[i * size : (i + 1) * size]],
                 )
@@ -153,14 +178,12 @@ class RuleOptimizer(Optimizer):
 
         if counts is False:
             return loss
-        entries = [entry for batch in batches for entry in batch.entries]
-        before = [entry.w.clone() for entry in entries] if isinstance(counts, Tensor) else []
+        tensors = [x for batch in batches for entry in batch.entries for x in (entry.w, entry.step, *entry.state)]
+        before = [x.clone() for x in tensors] if isinstance(counts, Tensor) else []
         self._update(batches)
-        if isinstance(counts, Tensor):
-            for entry, w in zip(entries, before, strict=True):
-                entry.w.copy_(torch.where(counts.to(w.device), entry.w, w))
-                for x in (entry.step, *entry.state):
-                    x.copy_(torch.where(counts.to(x.device), x, 0))
+        for x, old in zip(tensors, before, strict=False):
+            assert isinstance(counts, Tensor)
+            x.copy_(torch.where(counts.to(x.device), x, old))
         return loss
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: the answer changes after the first step
@@ -170,6 +193,9 @@ class RuleOptimizer(Optimizer):
         torch.distributed.checkpoint asks a fresh optimizer for its state by a step with lr 0. It gets
         state that has seen nothing, and what follows is not changed by the question.
         """
+        found_inf = getattr(self, "found_inf", None)
+        if found_inf is not None:  # a GradScaler leaves it to the optimizer to skip the step
+            return found_inf == 0  # type: ignore[no-any-return]
         lrs = [group["lr"] for group in self.param_groups]
         if any(self.state.values()) or any(lr != 0 for lr in lrs if not isinstance(lr, Tensor)):
             return True
@@ -220,6 +246,11 @@ class RuleOptimizer(Optimizer):
                     "moments need every coordinate. Use sparse=False in the embedding, or give this parameter to "
                     "torch.optim.SparseAdam."
                 )
+
+    def _unscaled(self, g: Tensor) -> Tensor:
+        """Undo a GradScaler's scale, where it leaves that to the optimizer."""
+        grad_scale = getattr(self, "grad_scale", None)
+        return g if grad_scale is None else (g / grad_scale.to(g.device)).to(g.dtype)
 
     def _refuse_capture_of_host_scalars(self) -> None:
         if torch.compiler.is_compiling() or not torch.cuda.is_available():
@@ -291,8 +322,9 @@ class RuleOptimizer(Optimizer):
             pairs = zip(self.param_groups, groups, strict=False)
             groups = [{**own, "params": saved["params"]} for own, saved in pairs] + groups[len(self.param_groups) :]
         groups = [{**self.defaults, **group} for group in groups]
-        for group in groups:
+        for own, group in zip(self.param_groups, groups, strict=False):
             self._check(group)
+            self._check_fused({**group, "params": own["params"]})
         self._check_together(groups)
         fitting = {**loaded, "param_groups": groups, "state": dict(loaded["state"])}
         for saved_id, p, group in self._matched(fitting):

@@ -22,6 +22,7 @@ from avagrad.optim.entries import (
     prefers_foreach,
 )
 from avagrad.optim.foreach import blocks, foreach_delayed_step, in_batches
+from avagrad.optim.fused.plan import FusedPlan, reason_against
 from avagrad.optim.norm import global_gamma, one_norm
 from avagrad.optim.rules import Scalar, delayed_step, rates
 
@@ -34,6 +35,7 @@ class _Delayed(RuleOptimizer):
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
     _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
     _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only", "decoupled_weight_decay")
+    _plan: FusedPlan | None = None
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
@@ -62,7 +64,45 @@ class _Delayed(RuleOptimizer):
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True}
 
+    def __setstate__(self, state: Group) -> None:
+        super().__setstate__(state)
+        self._plan = None
+
+    # --- the fused path ---
+
+    def _reason_against_fused(self, group: Group) -> str | None:
+        return reason_against([group])
+
+    def _wants_fused(self) -> bool:
+        """Tell whether every group is asked, or by default allowed, to take the fused path."""
+        for group in self.param_groups:
+            default = group["fused"] is None and group["foreach"] is None
+            on_cuda = all(p.is_cuda for p in group["params"][:1])
+            if not (group["fused"] or (default and on_cuda and not group["differentiable"])):
+                return False
+        return True
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Tell a GradScaler that it may leave unscaling and skipping to the step."""
+        return self._wants_fused()
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # a kernel of its own, and tables that it looks after
+    def _fused_step(self) -> bool:
+        if not self._wants_fused():
+            return False
+        if self._plan is None or not self._plan.fits():
+            self._plan = None
+            params = [p for group in self.param_groups for p in group["params"]]
+            # The step that makes a state is left to the other paths; by then it is known what is there.
+            if any(p.grad is not None and not self.state.get(p) for p in params) or reason_against(self.param_groups):
+                return False
+            self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
+        return self._plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+
     def _update(self, batches: list[Batch]) -> None:
+        if self._plan is not None:
+            self._plan.forget_sums()
         if not any(entry.g is not None for batch in batches for entry in batch.entries):
             return
         gammas = global_gamma(batches) if self._normalised else {}

@@ -73,7 +73,7 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 
 def host_or_device(step: Tensor, group: Group) -> Scalar:
     """Return a step count as a number, or as a tensor where nothing may be read on the host."""
-    if group["capturable"] or torch.compiler.is_compiling():
+    if step.device.type != "cpu" or group["capturable"] or torch.compiler.is_compiling():
         return step.to(scalar_dtype(step.device))
     return step.item()
 

@@ -74,7 +74,9 @@ def rates(
         known = past > 0
         at_least_one = past + (1 - _indicator(known, past))  # at past = 0 the quotient is 0/0, and not used
         v_hat = v / bias_correction_of(beta2, at_least_one)
-        eta = _where(known, 1 / (_sqrt(v_hat) + eps), torch.zeros_like(v))
+        eta = 1 / (_sqrt(v_hat) + eps)
+        if known is not True:
+            eta = _where(known, eta, torch.zeros_like(v))
     else:
         eta = 1 / (_sqrt(v) + eps)
     if active_only:  # v exactly zero: this coordinate has never seen a gradient

@@ -1,0 +1,196 @@
+"""The delayed rule of :mod:`avagrad.optim.rules` as Triton kernels over tables of pointers.
+
+:func:`prepare` works out, once for each tensor and in float64, the few numbers that its coordinates share, and
+counts the gradient. :func:`delayed_pass` then goes over memory once: one program takes one block of one tensor.
+Blocks that are full and aligned are read without a mask, 16 bytes at a time; a tensor's tail and misaligned
+tensors take the masked branch.
+"""
+
+import torch
+import triton
+import triton.language as tl
+
+__all__ = ["COLUMNS", "DTYPES", "NUMBERS", "SHARED", "delayed_pass", "prepare"]
+
+# The columns of the tables: of tensors (int64), of groups (float64), and of what prepare() leaves (float32).
+COLUMNS = ("w", "m", "v", "step", "numel", "group")
+NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "log_beta1", "log_beta2")
+SHARED = (
+    "moves", "started", "size", "shrink", "beta1", "beta1_rest", "beta2", "beta2_rest",
+    "eps", "weight_decay", "inverse_past", "inverse_next", "unscale", "counts", "_", "_",
+)  # fmt: skip
+DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_COLUMNS = tl.constexpr(len(COLUMNS))
+_NUMBERS = tl.constexpr(len(NUMBERS))
+_SHARED = tl.constexpr(len(SHARED))
+
+
+@triton.jit
+def prepare(
+    tensors, grads, numbers, totals, shared, grad_scale, found_inf, n,
+    NORMALISED: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr,
+    BIAS_CORRECTION: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Leave each tensor's shared numbers in its row of ``shared``; without ``REBUILD``, add 1 to its ``step``."""
+    index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = index < n
+    row = tensors + index * _COLUMNS
+    moves = tl.where(tl.load(grads + index, mask=mask, other=0) != 0, 1.0, 0.0).to(tl.float64)
+    if SKIPS:
+        moves = moves * tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
+    if REBUILD:
+        moves = moves * 0
+    step = tl.load(row + 3, mask=mask, other=0).to(tl.pointer_type(tl.float32))
+    past = tl.load(step, mask=mask, other=1.0).to(tl.float64)
+    group = numbers + tl.load(row + 5, mask=mask, other=0) * _NUMBERS
+    lr = tl.load(group, mask=mask, other=0.0)
+    beta1 = tl.load(group + 1, mask=mask, other=0.0)
+    beta2 = tl.load(group + 2, mask=mask, other=0.0)
+    eps = tl.load(group + 3, mask=mask, other=1.0)
+    weight_decay = tl.load(group + 4, mask=mask, other=0.0)
+    log_beta1 = tl.load(group + 5, mask=mask, other=-1.0)
+    log_beta2 = tl.load(group + 6, mask=mask, other=-1.0)
+
+    t = past + moves  # the gradients that the next step's rates will have seen
+    one = past * 0 + 1
+    inverse_past = one
+    inverse_next = one
+    correction1 = one
+    started = one
+    counts = one
+    if BIAS_CORRECTION:
+        inverse_past = 1 / (1 - tl.exp(tl.maximum(past, 1.0) * log_beta2))
+        inverse_next = 1 / (1 - tl.exp(tl.maximum(t, 1.0) * log_beta2))
+        correction1 = 1 - tl.exp(tl.maximum(t, 1.0) * log_beta1)
+        started = tl.where(past > 0, 1.0, 0.0).to(tl.float64)
+        counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
+    gamma = one
+    if NORMALISED:
+        total = tl.load(totals)
+        d = tl.load(totals + 1)
+        gamma = one * d / tl.where(total == 0, 1.0, total)
+        if NORM == 2:
+            gamma = tl.sqrt(gamma)
+        gamma = tl.where(total == 0, one, gamma)
+    unscale = one
+    if SCALED:
+        unscale = one / tl.load(grad_scale).to(tl.float64)
+
+    out = shared + index * _SHARED
+    tl.store(out, moves.to(tl.float32), mask=mask)
+    tl.store(out + 1, started.to(tl.float32), mask=mask)
+    tl.store(out + 2, (lr * gamma / correction1).to(tl.float32), mask=mask)
+    tl.store(out + 3, (1 - lr * weight_decay * started).to(tl.float32), mask=mask)
+    tl.store(out + 4, beta1.to(tl.float32), mask=mask)
+    tl.store(out + 5, (1 - beta1).to(tl.float32), mask=mask)
+    tl.store(out + 6, beta2.to(tl.float32), mask=mask)
+    tl.store(out + 7, (1 - beta2).to(tl.float32), mask=mask)
+    tl.store(out + 8, eps.to(tl.float32), mask=mask)
+    tl.store(out + 9, weight_decay.to(tl.float32), mask=mask)
+    tl.store(out + 10, inverse_past.to(tl.float32), mask=mask)
+    tl.store(out + 11, inverse_next.to(tl.float32), mask=mask)
+    tl.store(out + 12, unscale.to(tl.float32), mask=mask)
+    tl.store(out + 13, counts.to(tl.float32), mask=mask)
+    tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
+
+
+@triton.jit
+def _rates(v, inverse_correction, eps, ACTIVE_ONLY: tl.constexpr):
+    """As rules.rates, line 6 of the paper's box."""
+    eta = 1 / (tl.sqrt(v * inverse_correction) + eps)
+    return tl.where(v == 0, 0.0, eta) if ACTIVE_ONLY else eta
+
+
+@triton.jit
+def _stored(w, DTYPE: tl.constexpr):
+    """Round to nearest, ties to even. For bfloat16 by hand: Triton's interpreter would cut the digits off."""
+    if tl.bfloat16 == DTYPE:
+        bits = w.to(tl.int32, bitcast=True)
+        rounded = bits + 0x7FFF + ((bits >> 16) & 1)
+        w = tl.where(w == w, (rounded & -0x10000).to(tl.float32, bitcast=True), w)
+    return w.to(DTYPE)
+
+
+@triton.jit
+def _block(
+    w_at, g_at, m_at, v_at, start, n, shared, sums,
+    MASKED: tl.constexpr, NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Move one block (``REBUILD``: leave it), and leave the sum of the next step's eta^p."""
+    eps = tl.load(shared + 8)
+    offsets = start + tl.arange(0, BLOCK)
+    mask = offsets < n if MASKED else None
+    other = 0.0 if MASKED else None
+    v = tl.load(v_at + offsets, mask=mask, other=other)
+    if not REBUILD:
+        w = tl.load(w_at + offsets, mask=mask, other=other).to(tl.float32)
+        g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + 12)
+        m = tl.load(m_at + offsets, mask=mask, other=other)
+        if MAXIMIZE:
+            g = -g
+        if DECAYS:
+            if DECOUPLED:
+                w = w * tl.load(shared + 3)
+            elif ACTIVE_ONLY:
+                g = tl.where((v == 0) & (g == 0), g, g + tl.load(shared + 9) * w)
+            else:
+                g = g + tl.load(shared + 9) * w
+        m = tl.load(shared + 4) * m + tl.load(shared + 5) * g
+        eta = _rates(v, tl.load(shared + 10), eps, ACTIVE_ONLY)
+        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * m, w)
+        v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
+        tl.store(w_at + offsets, _stored(w, w_at.dtype.element_ty), mask=mask)
+        tl.store(m_at + offsets, m, mask=mask)
+        tl.store(v_at + offsets, v, mask=mask)
+    if NORMALISED:
+        eta = _rates(v, tl.load(shared + 11), eps, ACTIVE_ONLY)
+        if MASKED:
+            eta = tl.where(mask, eta, 0.0)
+        counts = tl.load(shared + 13)
+        # In float64, so that the order in which a block is added up does not show.
+        power = (eta * eta if NORM == 2 else eta).to(tl.float64)
+        tl.store(sums, tl.sum(power, 0) * counts)
+        if ACTIVE_ONLY:
+            live = v != 0
+            if MASKED:
+                live = live & mask
+            tl.store(sums + 1, tl.sum(live.to(tl.float32), 0) * counts)
+        else:
+            tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float64) * counts)
+
+
+@triton.jit
+def delayed_pass(
+    tensors, grads, blocks, shared, sums,
+    DTYPE: tl.constexpr, NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all."""
+    block = tl.program_id(0)
+    index = tl.load(blocks + 2 * block).to(tl.int64)
+    start = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK
+    its_shared = shared + index * _SHARED
+    if REBUILD or tl.load(its_shared) != 0:
+        row = tensors + index * _COLUMNS
+        w_bits = tl.load(row)
+        m_bits = tl.load(row + 1)
+        v_bits = tl.load(row + 2)
+        g_bits = tl.load(grads + index)
+        n = tl.load(row + 4)
+        w_at = w_bits.to(tl.pointer_type(DTYPE))
+        g_at = g_bits.to(tl.pointer_type(DTYPE))
+        m_at = m_bits.to(tl.pointer_type(tl.float32))
+        v_at = v_bits.to(tl.pointer_type(tl.float32))
+        at = sums + 2 * block
+        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits) & 15) == 0):
+            _block(
+                tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
+                start, n, its_shared, at, False, NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM,
+                BLOCK,
+            )  # fmt: skip
+        else:
+            _block(
+                w_at, g_at, m_at, v_at, start, n, its_shared, at, True, NORMALISED, REBUILD, DECOUPLED, DECAYS,
+                ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+            )  # fmt: skip

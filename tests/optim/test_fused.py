@@ -1,0 +1,337 @@
+"""The fused path beyond parity: layouts, scalers, resumes, changes in mid-run; on a GPU graphs, memory and bits."""
+
+import copy
+import gc
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from problems import DELAYED, FUSED, gradients, laid_out_as, optimizer_class, parameters
+from problems import FUSED_DEVICE as HERE
+from torch import Tensor
+
+from avagrad import AvaGrad
+from avagrad.optim.fused import plan
+
+NAN, INF = float("nan"), float("inf")
+
+
+def on_device(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
+    return [torch.nn.Parameter(p.detach().to(HERE)) for p in params]
+
+
+def step_with(opt: Any, params: list[torch.nn.Parameter], grads: list[Tensor | None]) -> None:
+    for p, g in zip(params, grads, strict=True):
+        p.grad = laid_out_as(p, g)
+    opt.step()
+
+
+def both(name: str, shapes: list[tuple[int, ...]], **options: Any) -> tuple[Any, Any, list[Any], list[Any]]:
+    """Return a fused optimizer and one of the loop, with the same parameters."""
+    rng = torch.Generator().manual_seed(0)
+    values = [torch.randn(shape, generator=rng) for shape in shapes]
+    one, two = ([torch.nn.Parameter(x.to(HERE, copy=True)) for x in values] for _ in range(2))
+    make = optimizer_class(name)
+    return make(one, **options, **FUSED), make(two, foreach=False, **options), one, two
+
+
+def random_gradients(params: list[torch.nn.Parameter], t: int) -> list[Tensor | None]:
+    rng = torch.Generator().manual_seed(100 + t)
+    return [torch.randn(p.shape, generator=rng) for p in params]
+
+
+def assert_same(one: list[Any], two: list[Any]) -> None:
+    for p, q in zip(one, two, strict=True):
+        torch.testing.assert_close(p.detach(), q.detach(), rtol=3e-6, atol=3e-6, equal_nan=True)
+
+
+@pytest.mark.parametrize("active_only", [False, True])
+def test_sizes_around_a_block(active_only: bool) -> None:
+    n = plan.BLOCK
+    shapes: list[tuple[int, ...]] = [(n - 1,), (n,), (n + 1,), (3, n), (1,), (), (0,), (2 * n + 17,)]
+    fused, loop, one, two = both("AvaGrad", shapes, weight_decay=0.1, active_only=active_only)
+    for t in range(4):
+        grads = random_gradients(one, t)
+        step_with(fused, one, grads)
+        step_with(loop, two, grads)
+    assert fused._plan is not None
+    assert_same(one, two)
+
+
+def test_misaligned_tensors() -> None:
+    """Views that begin in the middle of 16 bytes, of parameters and of gradients."""
+    fused, loop, one, two = both("AvaGradW", [(plan.BLOCK + 3,), (5000,)], weight_decay=0.1)
+    for opt, params in ((fused, one), (loop, two)):
+        for i, p in enumerate(params):
+            p.data = torch.cat([torch.zeros(i + 1, device=HERE), p.detach()])[i + 1 :]
+        for t in range(4):
+            for p, g in zip(params, random_gradients(params, t), strict=True):
+                assert g is not None
+                p.grad = torch.cat([torch.zeros(3), g]).to(HERE)[3:]
+            opt.step()
+    assert fused._plan is not None
+    assert one[0].data_ptr() % 16
+    assert_same(one, two)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")  # NumPy's, in the interpreter
+def test_infinite_and_nan_gradients_do_what_they_do_in_the_loop() -> None:
+    fused, loop, one, two = both("AvaGrad", [(4,), (3,)])
+    for t, bad in enumerate([1.0, 1.0, INF, 1.0, NAN, 1.0]):
+        grads = random_gradients(one, t)
+        assert grads[0] is not None
+        grads[0][1] = bad
+        step_with(fused, one, grads)
+        step_with(loop, two, grads)
+        assert_same(one, two)
+
+
+def test_events_in_mid_run() -> None:
+    """Everything that makes the kept sum or the tables stale; each is followed by steps that would show it."""
+    fused, loop, one, two = both("AvaGrad", [(6,), (7,), (5,)], eps=0.1, bias_correction=False, weight_decay=0.1)
+    late = [torch.nn.Parameter(torch.ones(4, device=HERE)) for _ in range(2)]
+    for t in range(30):
+        for opt, params in ((fused, one), (loop, two)):
+            group = opt.param_groups[0]
+            if t == 4:
+                group["lr"] = 0.05
+            elif t == 6:
+                group["eps"] = 0.3
+            elif t == 8:
+                group["betas"] = (0.8, 0.9)
+            elif t == 10:
+                group["bias_correction"] = True
+            elif t == 12:
+                group["active_only"] = True
+            elif t == 14:
+                group["norm"] = 1
+            elif t == 16:
+                opt.load_state_dict(copy.deepcopy(opt.state_dict()))
+            elif t == 18:
+                opt.add_param_group({"params": [late[0 if params is one else 1]], "eps": 0.7, "norm": 1})
+                params.append(late[0 if params is one else 1])
+            elif t == 20:
+                opt.state[params[0]]["exp_avg_sq"] = 4 * opt.state[params[0]]["exp_avg_sq"]
+            elif t == 22:
+                group["weight_decay"] = 0.0
+            elif t == 24:
+                params[1].data = params[1].detach().clone()
+            elif t == 26:
+                group["maximize"] = True
+            grads = random_gradients(params, t)
+            if t < 3 or t % 5 == 0:
+                grads[2] = None  # joins late, and is absent now and then
+            if t % 7 == 3:
+                params[2].requires_grad_(not params[2].requires_grad)
+            step_with(opt, params, grads)
+        assert_same(one, two)
+    assert fused._plan is not None
+
+
+def test_a_gradient_of_another_layout_takes_another_path_for_once() -> None:
+    fused, loop, one, two = both("AvaGrad", [(4, 6), (3,)])
+    for t in range(6):
+        grads = random_gradients(one, t)
+        step_with(loop, two, grads)
+        for p, g in zip(one, grads, strict=True):
+            assert g is not None
+            p.grad = g.t().contiguous().t().to(HERE) if t == 3 and g.dim() == 2 else g.to(HERE)
+        fused.step()
+    assert fused._plan is not None
+    assert_same(one, two)
+
+
+def test_complex_parameters() -> None:
+    z = torch.nn.Parameter(torch.randn(9, dtype=torch.complex64, generator=torch.Generator().manual_seed(0)).to(HERE))
+    x = torch.nn.Parameter(torch.view_as_real(z.detach()).clone())
+    opts = [AvaGrad([z], fused=True), AvaGrad([x], fused=True)]
+    for t in range(5):
+        g = torch.randn(9, dtype=torch.complex64, generator=torch.Generator().manual_seed(t)).to(HERE)
+        z.grad, x.grad = g, torch.view_as_real(g).clone()
+        for opt in opts:
+            opt.step()
+    assert opts[0]._plan is not None
+    assert torch.equal(torch.view_as_real(z.detach()), x.detach())
+
+
+@pytest.mark.parametrize("name", DELAYED)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_resume_is_exact_to_the_bit(name: str, dtype: torch.dtype) -> None:
+    params = on_device(parameters(dtype))
+    grads = list(gradients([torch.nn.Parameter(p.detach().cpu()) for p in params], 10))
+    opt = optimizer_class(name)(params, weight_decay=0.1, **FUSED)
+    for now in grads[:6]:
+        step_with(opt, params, now)
+    others = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    resumed = optimizer_class(name)(others, weight_decay=0.1, **FUSED)
+    resumed.load_state_dict(copy.deepcopy(opt.state_dict()))
+    pickled = copy.deepcopy({"params": params, "opt": opt})
+    for now in grads[6:]:
+        step_with(opt, params, now)
+        step_with(resumed, others, now)
+        step_with(pickled["opt"], pickled["params"], now)
+    for p, q, r in zip(params, others, pickled["params"], strict=True):
+        assert torch.equal(p, q)
+        assert torch.equal(p, r)
+
+
+@pytest.mark.filterwarnings("ignore::RuntimeWarning")
+@pytest.mark.parametrize("unscale", [False, True])
+def test_a_grad_scaler_leaves_unscaling_and_skipping_to_the_kernel(unscale: bool) -> None:
+    fused, loop, one, two = both("AvaGradW", [(5,), (2049,)], weight_decay=0.1)
+    scalers = [torch.amp.GradScaler(HERE, init_scale=2.0**10, growth_interval=3) for _ in range(2)]
+    for t in range(9):
+        for opt, params, scaler in ((fused, one, scalers[0]), (loop, two, scalers[1])):
+            before = copy.deepcopy((params, opt.state_dict()["state"]))
+            loss = sum(((i + 1) * p.square()).sum() for i, p in enumerate(params))
+            loss = loss * (INF if t in (0, 5) else 1.0)
+            opt.zero_grad()
+            scaler.scale(loss).backward()
+            if unscale:
+                scaler.unscale_(opt)
+            scaled = params[0].grad.clone()
+            scaler.step(opt)
+            scaler.update()
+            assert torch.equal(params[0].grad, scaled) or opt is loop or unscale  # p.grad is never written to
+            if t == 5:
+                assert all(torch.equal(p, q) for p, q in zip(params, before[0], strict=True))
+                for i, state in opt.state_dict()["state"].items():
+                    assert all(torch.equal(x, before[1][i][key]) for key, x in state.items())
+        assert_same(one, two)
+    assert fused._plan is not None
+    assert fused.state[one[0]]["step"] == 7
+
+
+def test_a_plan_does_not_keep_its_optimizer_alive() -> None:
+    w = torch.nn.Parameter(torch.ones(3, device=HERE))
+    opt = AvaGrad([w], fused=True)
+    for _ in range(3):
+        w.grad = torch.ones_like(w)
+        opt.step()
+    assert opt._plan is not None
+    moment = weakref.ref(opt.state[w]["exp_avg"])
+    gc.disable()
+    try:
+        del opt
+        assert moment() is None
+    finally:
+        gc.enable()
+
+
+@pytest.mark.gpu
+def test_fused_is_the_default_on_cuda() -> None:
+    w = torch.nn.Parameter(torch.ones(3, device="cuda"))
+    v = torch.nn.Parameter(torch.ones(3, device="cuda").double())
+    for params, is_fused in (([w], True), ([v], False), ([w, v], False)):
+        opt = AvaGrad(params)
+        for _ in range(3):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            opt.step()
+        assert (opt._plan is not None) == is_fused
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_a_fused_step_never_synchronises(tensor_lr: bool) -> None:
+    params = on_device(parameters())
+    lr = torch.tensor(0.1, device="cuda") if tensor_lr else 0.1
+    opt = AvaGrad(params, lr=lr, fused=True)
+    try:
+        torch.cuda.set_sync_debug_mode("error")
+        for t in range(8):
+            for p in params:
+                p.grad = torch.ones_like(p)
+            if not tensor_lr:
+                opt.param_groups[0]["lr"] = 0.1 / (t + 1)
+            if t == 2:
+                torch.cuda.set_sync_debug_mode("default")  # the tables are made once, and may wait
+            opt.step()
+            torch.cuda.set_sync_debug_mode("error" if t > 1 else "default")
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert opt._plan is not None
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("name", DELAYED)
+def test_a_cuda_graph_holds_the_fused_step(name: str) -> None:
+    def start() -> tuple[list[torch.nn.Parameter], Any, Tensor]:
+        params = on_device(parameters())
+        lr = torch.tensor(0.05, device="cuda")
+        opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, capturable=True, fused=True)
+        for p in params:
+            p.grad = torch.ones_like(p)
+        return params, opt, lr
+
+    eager, eager_opt, eager_lr = start()
+    graphed, graphed_opt, graphed_lr = start()
+    side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+    with torch.cuda.stream(side):
+        for opt in (eager_opt, graphed_opt):
+            for _ in range(3):
+                opt.step()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        for p in graphed:
+            p.grad = p.detach() * 0 + p.grad  # type: ignore[operator]  # a gradient of the graph's own, elsewhere in memory
+        graphed_opt.step()
+    assert graphed_opt._plan is not None
+    for t in range(10):
+        for lr in (eager_lr, graphed_lr):
+            lr.fill_(0.05 / (t + 1))
+        eager_opt.step()
+        graph.replay()
+    torch.cuda.synchronize()
+    for p, q in zip(eager, graphed, strict=True):
+        assert torch.equal(p, q)
+    assert all(state["step"] == 13 for state in graphed_opt.state.values())
+
+
+@pytest.mark.gpu
+def test_a_fused_step_allocates_next_to_nothing() -> None:
+    params = [torch.nn.Parameter(torch.randn(4096, 4096, device="cuda")) for _ in range(8)]
+    for p in params:
+        p.grad = torch.randn_like(p)
+    opt = AvaGrad(params, fused=True)
+    opt.step()
+    opt.step()
+    torch.cuda.synchronize()
+    needed = 4 * sum(p.numel() * p.element_size() for p in params)
+    torch.cuda.reset_peak_memory_stats()
+    for _ in range(3):
+        opt.step()
+    torch.cuda.synchronize()
+    assert torch.cuda.max_memory_allocated() <= needed * 1.001 + 2**20
+
+
+@pytest.mark.gpu
+def test_two_runs_are_the_same_to_the_bit() -> None:
+    ends = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        params = [torch.nn.Parameter(torch.randn(n, device="cuda")) for n in (1_000_003, 77, 4096)]
+        opt = AvaGrad(params, fused=True, eps=1e-6)
+        for _ in range(20):
+            for p in params:
+                p.grad = torch.randn_like(p)
+            opt.step()
+        ends.append([p.detach() for p in params])
+    assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
+
+
+@pytest.mark.gpu
+def test_torch_compile_calls_the_fused_step() -> None:
+    fused, loop, one, two = both("AvaGrad", [(300,), (5,)])
+    step: Any = torch.compile(fused.step)
+    for t in range(5):
+        grads = random_gradients(one, t)
+        for p, g in zip(one, grads, strict=True):
+            p.grad = laid_out_as(p, g)
+        step()
+        step_with(loop, two, grads)
+    assert fused._plan is not None
+    assert_same(one, two)

@@ -1,0 +1,32 @@
+"""The benchmark measures what it says; small enough for every run of the suite."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from avagrad import bench
+
+
+def test_the_sets_are_the_models() -> None:
+    sizes = {name: sum(torch.Size(shape).numel() for shape in shapes) for name, (shapes, _, _) in bench.SETS.items()}
+    assert sizes["resnet50"] == 25_557_032  # torchvision's resnet50
+    assert len(bench.SETS["resnet50"][0]) == 161
+    assert sizes["gpt2-124M"] == 124_439_808  # GPT-2 small
+    assert len(bench.SETS["gpt-1.5B"][0]) == 580
+
+
+def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(bench.SETS, "tiny", ([(10,), (3, 4)], torch.float32, True))
+    device = torch.device("cpu")
+    rows = bench.run(device, ["tiny"])
+    labels = [row.optimizer for row in rows]
+    assert {"torch AdamW fused", "AvaGrad foreach", "AvaGrad loop"} <= set(labels)
+    assert rows[0].of_fused_adamw == 1
+    assert all(row.milliseconds > 0 for row in rows)
+    bench.save(rows, device, tmp_path / "out" / "step.json")
+    saved = json.loads((tmp_path / "out" / "step.json").read_text())
+    assert [row["optimizer"] for row in saved["rows"]] == labels
+    assert saved["about"]["torch"] == torch.__version__
+    assert len(bench.table(rows).splitlines()) == len(rows) + 2
