@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, optimizer_class
+from problems import ALL, DELAYED, FUSED_DEVICE, optimizer_class
 
 import avagrad
 from avagrad import AvaGrad
@@ -78,8 +78,8 @@ def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
 
 def test_fused_says_what_a_parameter_must_be() -> None:
     with pytest.raises(ValueError, match=r"fused is True, but a parameter is torch\.float64, but must be float32"):
-        AvaGrad([torch.nn.Parameter(torch.ones(2).double())], fused=True)
-    gaps = torch.nn.Parameter(torch.ones(4, 4)[:, ::2])
+        AvaGrad([torch.nn.Parameter(torch.ones(2, device=FUSED_DEVICE).double())], fused=True)
+    gaps = torch.nn.Parameter(torch.ones(4, 4, device=FUSED_DEVICE)[:, ::2])
     with pytest.raises(ValueError, match=r"fused is True, but a parameter of shape \(4, 2\) has gaps or overlaps"):
         AvaGrad([gaps], fused=True)
     opt = AvaGrad([one()])
@@ -87,7 +87,7 @@ def test_fused_says_what_a_parameter_must_be() -> None:
         opt.add_param_group({"params": [gaps], "fused": True})
     assert len(opt.param_groups) == 1
     with pytest.raises(ValueError, match="fused is True, but differentiable is True"):
-        AvaGrad([one()], fused=True, differentiable=True)
+        AvaGrad([torch.nn.Parameter(torch.ones(2, device=FUSED_DEVICE))], fused=True, differentiable=True)
 
 
 def test_fused_on_a_cpu_says_that_it_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,38 @@ def test_events_in_mid_run() -> None:
     assert fused._plan is not None
 
 
+def test_parameters_and_states_that_are_replaced_by_hand() -> None:
+    """As those do who prune or grow a model: a new parameter, with a part of the old one's state."""
+    fused, loop, one, two = both("AvaGrad", [(6, 3), (4,)], eps=0.01)
+    for t in range(12):
+        for opt, params in ((fused, one), (loop, two)):
+            if t == 4:
+                state = opt.state.pop(params[0])
+                params[0] = torch.nn.Parameter(params[0].detach()[:5].clone())
+                opt.param_groups[0]["params"][0] = params[0]
+                opt.state[params[0]] = {key: x[:5].clone() if x.dim() else x for key, x in state.items()}
+            elif t == 6:
+                opt.state[params[1]]["exp_avg"] = torch.zeros_like(params[1])
+            elif t == 8:
+                opt.state[params[1]]["step"] = torch.tensor(3.0)
+            elif t == 10:
+                opt.state.clear()
+            step_with(opt, params, random_gradients(params, t))
+        assert_same(one, two)
+    assert fused._plan is not None
+
+
+def test_the_stride_of_a_single_element_means_nothing() -> None:
+    w = torch.nn.Parameter(torch.ones(1, 5, device=HERE))
+    opt = AvaGrad([w], fused=True)
+    for _ in range(3):
+        w.grad = torch.ones(5, 1, device=HERE).t().as_strided((1, 5), (17, 1))
+        opt.step()
+    assert opt.state[w]["step"] == 3
+    assert opt._plan is not None
+    assert opt._plan.launches[0].sent_pointers == [w.grad.data_ptr()]  # type: ignore[union-attr]
+
+
 def test_a_gradient_of_another_layout_takes_another_path_for_once() -> None:
     fused, loop, one, two = both("AvaGrad", [(4, 6), (3,)])
     for t in range(6):

@@ -207,11 +207,13 @@ class DelayedAdam(_Delayed):
             box to the letter, with a first step of lr / eps.
         active_only: coordinates that have never had a gradient other than 0 do not move. Beyond the paper.
         maximize: go up instead of down.
-        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take some
-            tens of megabytes, whatever the size of the model.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
+            some hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
         differentiable: let autograd follow the step.
-        fused: reserved; True is refused for now.
+        fused: take the whole step in one pass over memory, on CUDA; None does so where Triton can be imported and
+            the parameters are float32, bfloat16, float16 or complex64. It keeps the sum that the norm needs from
+            the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
 
     >>> import torch
     >>> from avagrad import DelayedAdam
@@ -280,11 +282,13 @@ class AvaGrad(_Delayed):
         active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
             the norm. Beyond the paper.
         maximize: go up instead of down.
-        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take some
-            tens of megabytes, whatever the size of the model.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
+            some hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
         differentiable: let autograd follow the step.
-        fused: reserved; True is refused for now.
+        fused: take the whole step in one pass over memory, on CUDA; None does so where Triton can be imported and
+            the parameters are float32, bfloat16, float16 or complex64. It keeps the sum that the norm needs from
+            the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
 
     >>> import torch
     >>> from avagrad import AvaGrad

@@ -17,14 +17,14 @@ __all__ = ["BLOCK", "blocks", "foreach_delayed_step", "foreach_rates", "in_batch
 
 _T = TypeVar("_T")
 
-BLOCK = 2**22  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
+BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
 
 
 def blocks(x: Tensor) -> Sequence[Tensor]:
     """Return views that cover ``x``, none much larger than ``BLOCK``.
 
-    >>> [tuple(b.shape) for b in blocks(torch.empty(3, 2**22))]
-    [(3, 1398101), (3, 1398101), (3, 1398101), (3, 1)]
+    >>> [tuple(b.shape) for b in blocks(torch.empty(3, 2**24, device="meta"))]
+    [(3, 5592405), (3, 5592405), (3, 5592405), (3, 1)]
     """
     if x.numel() <= BLOCK or torch.compiler.is_compiling():
         return (x,)
@@ -105,10 +105,9 @@ def foreach_delayed_step(
     """As :func:`avagrad.optim.rules.delayed_step`, in place. ``gs`` is not written to."""
     dtype = torch.promote_types(ws[0].dtype, ms[0].dtype)
     stored = ws
-    ws = [w.to(dtype) for w in ws]  # no copy but for half precision
-    gs = [g.to(dtype) for g in gs]
+    ws, gs = _as(dtype, ws), _as(dtype, gs)
     etas = foreach_rates(vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only)
-    etas = [eta.to(dtype) for eta in etas]
+    etas = _as(dtype, etas)
     if maximize:
         gs = list(torch._foreach_neg(gs))
     if isinstance(weight_decay, Tensor) or weight_decay != 0:
@@ -146,6 +145,11 @@ def foreach_delayed_step(
         torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
     if stored[0].dtype != dtype:
         torch._foreach_copy_(stored, ws)
+
+
+def _as(dtype: torch.dtype, xs: list[Tensor]) -> list[Tensor]:
+    """Return copies in another dtype, for half precision; else the tensors themselves."""
+    return xs if all(x.dtype == dtype for x in xs) else [x.to(dtype) for x in xs]
 
 
 def _add_scaled_(xs: list[Tensor], ys: list[Tensor], factor: Scalar) -> None:

@@ -19,6 +19,7 @@ from avagrad.optim.entries import Group, as_real, moment_dtype
 __all__ = ["FusedPlan", "reason_against"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+_STATE = ("exp_avg_sq", "exp_avg", "step")
 BLOCK, WARPS = 2048, 8  # coordinates and warps for each program
 
 
@@ -92,16 +93,16 @@ class _Launch:
         self.shared = torch.zeros(len(rows), len(triton_kernels().SHARED), dtype=torch.float32, device=self.device)
         self.sent_pointers = [0] * len(rows)
         self.where = [p.data_ptr() for p in self.params]
-        self.second_moments = [state["exp_avg_sq"] for state in self.states]
+        self.state_tensors = {key: [state[key] for state in self.states] for key in _STATE}
 
     def is_as_it_was(self) -> bool:
         """Tell whether parameters and state are where the tables say.
 
-        This runs over all tensors at each step, so the loops are C's, and of a state only the second moment is
-        looked at: whoever replaces one tensor of a state replaces all, or loads it.
+        This runs over all tensors at each step, so the loops are C's. What it cannot see is who writes to a
+        tensor in place.
         """
         return list(map(Tensor.data_ptr, self.params)) == self.where and all(
-            map(is_, map(_second_moment, self.states), self.second_moments)
+            all(map(is_, map(itemgetter(key), self.states), tensors)) for key, tensors in self.state_tensors.items()
         )
 
     def gradient_pointers(self) -> list[int] | None:
@@ -115,12 +116,18 @@ class _Launch:
             pointers = [1 if g is not None and at == 0 else at for g, at in zip(grads, pointers, strict=True)]
         if pointers != self.sent_pointers:
             for p, g in zip(self.params, grads, strict=True):
-                if g is not None and (g.dtype != p.dtype or g.stride() != p.stride() or g.is_conj() or g.is_neg()):
+                if g is not None and not (g.dtype == p.dtype and _same_layout(g, p) and not g.is_conj() | g.is_neg()):
                     return None
         return pointers
 
 
-_second_moment = itemgetter("exp_avg_sq")
+def _same_layout(g: Tensor, p: Tensor) -> bool:
+    """Tell whether two tensors of one shape lie in memory alike; the stride of a single element means nothing."""
+    if g.stride() == p.stride():
+        return True
+    return all(a == b or n <= 1 for a, b, n in zip(g.stride(), p.stride(), p.shape, strict=True))
+
+
 _grad = attrgetter("grad")
 
 
@@ -130,7 +137,8 @@ class FusedPlan:
     def __init__(self, opt: Any, *, normalised: bool, decoupled: bool) -> None:
         # Not to keep the optimizer alive: its state is most of the memory that there is.
         self.opt, self.normalised = weakref.proxy(opt), normalised
-        self.group_lengths = [len(group["params"]) for group in opt.param_groups]
+        self.params = [list(group["params"]) for group in opt.param_groups]
+        self.states = len(opt.state)
         self.flags = [self._flags(group, decoupled) for group in opt.param_groups]
         self.decoupled = decoupled
         launches: dict[Any, _Launch] = {}
@@ -183,7 +191,7 @@ class FusedPlan:
         """Bring a state into the layout that the kernel reads: as the parameter's, and ``step`` on its device."""
         state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
         for name in ("exp_avg", "exp_avg_sq"):
-            if state[name].stride() != p.stride() or state[name].dtype != moment_dtype(p.dtype):
+            if not _same_layout(state[name], p) or state[name].dtype != moment_dtype(p.dtype):
                 laid = torch.empty_like(p, dtype=moment_dtype(p.dtype), memory_format=torch.preserve_format)
                 state[name] = laid.copy_(state[name])
 
@@ -195,7 +203,12 @@ class FusedPlan:
         """Tell whether the optimizer is still the one that this plan was made for."""
         groups = self.opt.param_groups
         return (
-            self.group_lengths == [len(group["params"]) for group in groups]
+            len(groups) == len(self.params)
+            and self.states == len(self.opt.state)
+            and all(
+                len(group["params"]) == len(params) and all(map(is_, group["params"], params))
+                for group, params in zip(groups, self.params, strict=True)
+            )
             and self.flags == [self._flags(group, self.decoupled) for group in groups]
             and all(p.grad is None for p in self.others)
             and all(launch.is_as_it_was() for launch in self.launches)
