@@ -5,7 +5,7 @@ from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
 from avagrad.optim.base import RuleOptimizer
-from avagrad.optim.entries import Batch, Group, by_device, host_or_device
+from avagrad.optim.entries import Batch, Group, by_device
 from avagrad.optim.rules import adabound_step
 
 __all__ = ["AdaBound"]
@@ -99,7 +99,7 @@ class AdaBound(RuleOptimizer):
                     state[0],
                     state[1],
                     state[2] if here["amsbound"] else None,
-                    host_or_device(entry.step, here) + 1,
+                    entry.past + 1,
                     lr=here["lr"],
                     base_lr=here["base_lr"],
                     beta1=here["betas"][0],

@@ -5,7 +5,7 @@ from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import explain_unknown_keywords
 from avagrad.optim.base import RuleOptimizer
-from avagrad.optim.entries import Batch, Group, by_device, host_or_device
+from avagrad.optim.entries import Batch, Group, by_device
 from avagrad.optim.rules import adashift_step
 
 __all__ = ["AdaShift"]
@@ -91,7 +91,7 @@ class AdaShift(RuleOptimizer):
                     g,
                     kept,
                     v,
-                    host_or_device(entry.step, here) + 1,
+                    entry.past + 1,
                     lr=here["lr"],
                     beta1=here["betas"][0],
                     beta2=here["betas"][1],

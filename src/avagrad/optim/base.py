@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
 
 from avagrad.optim.arguments import check_group_keys, check_values, plain_number
-from avagrad.optim.entries import Batch, Entry, Group, as_real, moment_dtype, scalar_dtype
+from avagrad.optim.entries import Batch, Entry, Group, as_real, host_or_device, moment_dtype, scalar_dtype
 
 __all__ = ["RuleOptimizer"]
 
@@ -169,6 +169,7 @@ class RuleOptimizer(Optimizer):
                     as_real(p),
                     None if g is None else as_real(self._unscaled(g).resolve_conj()),
                     steps[i],
+                    host_or_device(steps[i], group),
                     [as_real(x) for x in tensors[i * size : (i + 1) * size]],
                 )
                 for i, (p, g) in enumerate(zip(params, grads, strict=True))

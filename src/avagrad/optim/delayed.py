@@ -21,7 +21,7 @@ from avagrad.optim.entries import (
     hyper_of_rates,
     prefers_foreach,
 )
-from avagrad.optim.foreach import blocks, foreach_delayed_step, in_batches
+from avagrad.optim.foreach import blocks, count_gradients, foreach_delayed_step, in_batches
 from avagrad.optim.fused.plan import FusedPlan, reason_against
 from avagrad.optim.norm import global_gamma, one_norm
 from avagrad.optim.rules import Scalar, delayed_step, rates
@@ -177,7 +177,8 @@ class _Delayed(RuleOptimizer):
         for p in group["params"]:
             if state := self.state.get(p):
                 moments = [as_real(state[name]) for name in self._state_tensors(group)]
-                entries.append(Entry(p, as_real(p.detach()), None, state["step"], moments))
+                past = host_or_device(state["step"], group)
+                entries.append(Entry(p, as_real(p.detach()), None, state["step"], past, moments))
             elif p.requires_grad:
                 unseen += p.numel() * (2 if p.is_complex() else 1)
         return Batch(group, entries, unseen)
@@ -372,9 +373,8 @@ def _move_in_loop(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
     of_rates, of_step = hyper_of_rates(group, entries), _hyper_of_step(group, entries, decoupled)
     for entry in entries:
         w, g, (m, v) = entry.values(group)
-        past = host_or_device(entry.step, group)
-        eta = rates(v, past, **of_rates[w.device])
-        entry.take(*delayed_step(w, g, m, v, past + 1, eta, gammas.get(w.device, 1.0), **of_step[w.device]))
+        eta = rates(v, entry.past, **of_rates[w.device])
+        entry.take(*delayed_step(w, g, m, v, entry.past + 1, eta, gammas.get(w.device, 1.0), **of_step[w.device]))
 
 
 def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
@@ -382,12 +382,11 @@ def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
     items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar]] = []
     for entry in entries:
         assert entry.g is not None
-        past = host_or_device(entry.step, group)
         pieces = zip(*map(blocks, (entry.w, entry.g, *entry.state)), strict=True)
-        items.extend((w, g, m, v, past) for w, g, m, v in pieces)
+        items.extend((w, g, m, v, entry.past) for w, g, m, v in pieces)
     for batch in in_batches(items, key=lambda item: item[0]):
         ws, gs, ms, vs, pasts = (list(column) for column in zip(*batch, strict=True))
         device = ws[0].device
         hyper = of_rates[device] | of_step[device]
         foreach_delayed_step(ws, gs, ms, vs, pasts, gammas.get(device, 1.0), **hyper)
-    torch._foreach_add_([entry.step for entry in entries], 1)
+    count_gradients([entry.step for entry in entries])

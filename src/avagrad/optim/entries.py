@@ -34,6 +34,7 @@ class Entry(NamedTuple):
     w: Tensor
     g: Tensor | None  # None: no gradient in this step
     step: Tensor
+    past: Scalar  # the value of step before this step: t - 1
     state: list[Tensor]  # in the order of _state_tensors
 
     def values(self, group: Group) -> tuple[Tensor, Tensor, list[Tensor]]:

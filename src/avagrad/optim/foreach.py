@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avagrad.optim.rules import Scalar, bias_correction_of
 
-__all__ = ["BLOCK", "blocks", "foreach_delayed_step", "foreach_rates", "in_batches"]
+__all__ = ["BLOCK", "blocks", "count_gradients", "foreach_delayed_step", "foreach_rates", "in_batches"]
 
 _T = TypeVar("_T")
 
@@ -70,7 +70,7 @@ def foreach_rates(
     if bias_correction:
         known: Any = [_known(past) for past in pasts]
         seen = [past + (1 - k) for past, k in zip(pasts, known, strict=True)]
-        corrections: Any = [bias_correction_of(beta2, past) for past in seen]
+        corrections: Any = _bias_corrections(beta2, seen)
         etas = list(torch._foreach_div(vs, corrections))
         torch._foreach_sqrt_(etas)
     else:
@@ -131,7 +131,7 @@ def foreach_delayed_step(
     alpha = lr * gamma
     torch._foreach_mul_(etas, alpha.to(dtype) if isinstance(alpha, Tensor) else alpha)
     if bias_correction:
-        corrections: Any = [bias_correction_of(beta1, past + 1) for past in pasts]
+        corrections: Any = _bias_corrections(beta1, [past + 1 for past in pasts])
         torch._foreach_div_(etas, corrections)
     torch._foreach_mul_(etas, ms)
     if bias_correction:  # a first gradient only fills the moments: infinity times 0 is not to reach w
@@ -145,6 +145,22 @@ def foreach_delayed_step(
         torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
     if stored[0].dtype != dtype:
         torch._foreach_copy_(stored, ws)
+
+
+def count_gradients(steps: list[Tensor]) -> None:
+    """Add 1 to each step count."""
+    if steps[0].device.type == "cpu" and not torch.compiler.is_compiling():
+        torch._foreach_add_(steps, torch.ones((), device="cpu"), alpha=1.0)  # wraps the 1 once, not for each
+    else:
+        torch._foreach_add_(steps, 1)
+
+
+def _bias_corrections(beta: Scalar, counts: list[Scalar]) -> list[Scalar]:
+    """Return the bias correction for each count; most tensors have the same."""
+    if isinstance(beta, Tensor) or any(isinstance(t, Tensor) for t in counts):
+        return [bias_correction_of(beta, t) for t in counts]
+    distinct = {t: bias_correction_of(beta, t) for t in set(counts)}
+    return [distinct[t] for t in counts]
 
 
 def _as(dtype: torch.dtype, xs: list[Tensor]) -> list[Tensor]:

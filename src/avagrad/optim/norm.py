@@ -11,7 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from avagrad.optim.entries import Batch, Entry, Group, host_or_device, hyper_of_rates, prefers_foreach, scalar_dtype
+from avagrad.optim.entries import Batch, Entry, Group, hyper_of_rates, prefers_foreach, scalar_dtype
 from avagrad.optim.foreach import blocks, foreach_rates, in_batches
 from avagrad.optim.rules import Scalar, rates, scale
 
@@ -48,7 +48,7 @@ def one_norm(groups: Sequence[Group], owner: str = "AvaGrad") -> int:
 
 def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar]]:
     """Return shares that add up to the group's part of the norm: sums of eta^p, and how many of them count."""
-    pasts = [host_or_device(entry.step, group) for entry in entries]
+    pasts = [entry.past for entry in entries]
     shares: list[tuple[Scalar, Scalar]] = []
     for entry, past in zip(entries, pasts, strict=True):
         if not isinstance(past, Tensor) and past == 0:
