@@ -67,6 +67,13 @@ class _Delayed(RuleOptimizer):
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
         self._plan = None
+        self._step_supports_amp_scaling = self._wants_fused()
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
+        super().add_param_group(param_group)
+        # A GradScaler then leaves unscaling and skipping to the step; all paths know how to.
+        self._step_supports_amp_scaling = self._wants_fused()
 
     # --- the fused path ---
 
@@ -81,11 +88,6 @@ class _Delayed(RuleOptimizer):
             if not (group["fused"] or (default and on_cuda and not group["differentiable"])):
                 return False
         return True
-
-    @property
-    def _step_supports_amp_scaling(self) -> bool:
-        """Tell a GradScaler that it may leave unscaling and skipping to the step."""
-        return self._wants_fused()
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a kernel of its own, and tables that it looks after
     def _fused_step(self) -> bool:
