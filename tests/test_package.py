@@ -13,6 +13,7 @@ import pytest
 
 import avagrad
 import avagrad.optim
+from avagrad import bench
 from avagrad.optim import rules
 
 ROOT = Path(__file__).parent.parent
@@ -94,7 +95,7 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
             assert top in sys.stdlib_module_names | allowed or name.startswith("avagrad.optim"), (path, name)
 
 
-@pytest.mark.parametrize("module", [avagrad, avagrad.optim, rules], ids=lambda module: module.__name__)
+@pytest.mark.parametrize("module", [avagrad, avagrad.optim, rules, bench], ids=lambda module: module.__name__)
 def test_every_public_name_is_documented(module: object) -> None:
     for name in module.__all__:  # type: ignore[attr-defined]
         value = getattr(module, name)
