@@ -150,6 +150,122 @@ def test_parameters_and_states_that_are_replaced_by_hand() -> None:
     assert fused._plan is not None
 
 
+def warm(n: int = 3, **options: Any) -> tuple[Any, Any, Any, Any]:
+    """Return a fused optimizer with a plan, one of the loop, and their parameters."""
+    fused, loop, one, two = both("AvaGrad", [(4, 4), (5,)], eps=0.01, **options)
+    for t in range(n):
+        for opt, params in ((fused, one), (loop, two)):
+            step_with(opt, params, random_gradients(params, t))
+    assert fused._plan is not None
+    return fused, loop, one, two
+
+
+def give_other_memory(x: Tensor) -> Tensor:
+    x.data = x.data.clone()
+    return x
+
+
+REPLACEMENTS: dict[str, Any] = {
+    "other memory for the moments": lambda opt, p: [
+        give_other_memory(opt.state[p][k]) for k in ("exp_avg", "exp_avg_sq")
+    ],
+    "another state": lambda opt, p: opt.state.update({p: {}}),
+    "zeros for a state": lambda opt, p: opt.state.update(
+        {p: {k: torch.zeros_like(x) for k, x in opt.state[p].items()}}
+    ),
+    "a transposed parameter": lambda opt, p: setattr(p, "data", p.data.t()) if p.dim() == 2 else None,
+    "other memory for the parameter": lambda opt, p: setattr(p, "data", p.data.clone()),
+}
+
+
+@pytest.mark.parametrize("what", REPLACEMENTS)
+def test_what_is_replaced_behind_the_tables(what: str) -> None:
+    fused, loop, one, two = warm()
+    for opt, params in ((fused, one), (loop, two)):
+        for p in params:
+            REPLACEMENTS[what](opt, p)
+        for t in range(3, 7):
+            step_with(opt, params, random_gradients(params, t))
+    assert_same(one, two)
+    for p, q in zip(one, two, strict=True):
+        assert torch.equal(fused.state[p]["step"].cpu(), loop.state[q]["step"].cpu())
+        torch.testing.assert_close(fused.state[p]["exp_avg_sq"], loop.state[q]["exp_avg_sq"], rtol=3e-6, atol=1e-7)
+
+
+CHANGED: dict[str, Any] = {
+    "transposed": lambda g: g.t(),
+    "expanded": lambda g: g[:1].expand_as(g),
+    "negative": lambda g: torch._neg_view(g),
+}
+
+
+@pytest.mark.parametrize("what", CHANGED)
+def test_a_gradient_at_the_same_address_with_another_layout(what: str) -> None:
+    fused, loop, one, two = warm()
+    for opt, params in ((fused, one), (loop, two)):
+        for p in params:
+            p.grad = CHANGED[what](p.grad) if p.dim() == 2 else p.grad
+        opt.step()
+    assert_same(one, two)
+
+
+@pytest.mark.parametrize("data", [lambda w: w[:2], lambda w: torch.cat([w, w])], ids=["shrunk", "grown"])
+def test_a_parameter_that_its_state_does_not_fit_is_refused(data: Any) -> None:
+    fused, _, one, _ = warm()
+    whole = one[1].data
+    kept = whole.clone()
+    one[1].data = data(whole)
+    for p in one:
+        p.grad = torch.ones_like(p)
+    with pytest.raises(RuntimeError, match="size"):
+        fused.step()
+    assert torch.equal(whole, kept)
+
+
+def test_autograd_knows_that_the_parameters_have_been_written_to() -> None:
+    fused, _, one, _ = warm()
+    loss = sum(p.square().sum() for p in one)
+    loss.backward(retain_graph=True)
+    fused.step()
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_frozen_parameter_without_bias_correction() -> None:
+    """With a state that has seen nothing it does not count in the norm, and a thawed one does."""
+    fused, loop, one, two = both("AvaGrad", [(6,), (3,)], eps=0.01, bias_correction=False)
+    for opt, params in ((fused, one), (loop, two)):
+        opt.param_groups[0]["lr"] = 0.0
+        step_with(opt, params, random_gradients(params, 0))  # a question: state with step 0
+        opt.param_groups[0]["lr"] = 0.1
+        for t in range(1, 9):
+            params[1].requires_grad_(t not in (3, 4, 5))
+            step_with(opt, params, [random_gradients(params, t)[0], None])
+    assert fused._plan is not None
+    assert_same(one, two)
+
+
+def test_checks_that_a_plan_does_not_switch_off() -> None:
+    fused, _, one, _ = warm()
+    fused.add_param_group({"params": [torch.nn.Parameter(torch.ones(2, device=HERE))]})
+    fused.param_groups[1]["norm"] = 1
+    with pytest.raises(ValueError, match="norm is 2 in one group and 1 in another"):
+        fused.step()
+    fused.param_groups[1]["norm"] = 2
+    one[1].grad = torch.ones(5, device=HERE).to_sparse()
+    with pytest.raises(RuntimeError, match="must be dense"):
+        fused.step()
+
+
+def test_small_half_precision_gradients_survive_the_scaler_in_the_first_step() -> None:
+    w = torch.nn.Parameter(torch.ones(4, device=HERE, dtype=torch.float16))
+    opt = AvaGrad([w], fused=True)
+    opt.grad_scale, opt.found_inf = (torch.tensor(x, device=HERE) for x in (65536.0, 0.0))  # type: ignore[attr-defined]
+    w.grad = torch.full_like(w, 1e-3)
+    opt.step()
+    assert (opt.state[w]["exp_avg_sq"] > 0).all()
+
+
 def test_the_stride_of_a_single_element_means_nothing() -> None:
     w = torch.nn.Parameter(torch.ones(1, 5, device=HERE))
     opt = AvaGrad([w], fused=True)

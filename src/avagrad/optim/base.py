@@ -194,9 +194,15 @@ class RuleOptimizer(Optimizer):
         torch.distributed.checkpoint asks a fresh optimizer for its state by a step with lr 0. It gets
         state that has seen nothing, and what follows is not changed by the question.
         """
-        found_inf = getattr(self, "found_inf", None)
-        if found_inf is not None:  # a GradScaler leaves it to the optimizer to skip the step
-            return found_inf == 0  # type: ignore[no-any-return]
+        counts = self._has_an_lr()
+        found_inf: Tensor | None = getattr(self, "found_inf", None)
+        if found_inf is None or counts is False:
+            return counts
+        finite = found_inf == 0  # a GradScaler leaves it to the optimizer to skip the step
+        return finite if counts is True else finite & counts.to(finite.device)
+
+    def _has_an_lr(self) -> bool | Tensor:
+        """Tell whether there is a state, or an lr other than 0."""
         lrs = [group["lr"] for group in self.param_groups]
         if any(self.state.values()) or any(lr != 0 for lr in lrs if not isinstance(lr, Tensor)):
             return True
@@ -251,7 +257,10 @@ class RuleOptimizer(Optimizer):
     def _unscaled(self, g: Tensor) -> Tensor:
         """Undo a GradScaler's scale, where it leaves that to the optimizer."""
         grad_scale = getattr(self, "grad_scale", None)
-        return g if grad_scale is None else (g / grad_scale.to(g.device)).to(g.dtype)
+        if grad_scale is None:
+            return g
+        wide = g.to(moment_dtype(g.dtype))  # in float16 the quotient may be 0
+        return wide / grad_scale.to(g.device)  # type: ignore[no-any-return]
 
     def _refuse_capture_of_host_scalars(self) -> None:
         if torch.compiler.is_compiling() or not torch.cuda.is_available():

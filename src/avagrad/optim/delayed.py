@@ -22,7 +22,7 @@ from avagrad.optim.entries import (
     prefers_foreach,
 )
 from avagrad.optim.foreach import blocks, count_gradients, foreach_delayed_step, in_batches
-from avagrad.optim.fused.plan import FusedPlan, reason_against
+from avagrad.optim.fused.plan import FusedPlan, fits_its_parameter, reason_against
 from avagrad.optim.norm import global_gamma, one_norm
 from avagrad.optim.rules import Scalar, delayed_step, rates
 
@@ -85,7 +85,7 @@ class _Delayed(RuleOptimizer):
         for group in self.param_groups:
             default = group["fused"] is None and group["foreach"] is None
             on_cuda = all(p.is_cuda for p in group["params"][:1])
-            if not (group["fused"] or (default and on_cuda and not group["differentiable"])):
+            if group["differentiable"] or not (group["fused"] or (default and on_cuda)):
                 return False
         return True
 
@@ -93,11 +93,14 @@ class _Delayed(RuleOptimizer):
     def _fused_step(self) -> bool:
         if not self._wants_fused():
             return False
+        self._check_together(self.param_groups)
         if self._plan is None or not self._plan.fits():
             self._plan = None
             params = [p for group in self.param_groups for p in group["params"]]
             # The step that makes a state is left to the other paths; by then it is known what is there.
-            if any(p.grad is not None and not self.state.get(p) for p in params) or reason_against(self.param_groups):
+            joins = any(p.grad is not None and not self.state.get(p) for p in params)
+            misfits = any(not fits_its_parameter(p, state) for p in params if (state := self.state.get(p)))
+            if joins or misfits or reason_against(self.param_groups):
                 return False
             self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
         return self._plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from avagrad.optim.entries import Group, as_real, moment_dtype
 
-__all__ = ["FusedPlan", "reason_against"]
+__all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 
 _DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 _STATE = ("exp_avg_sq", "exp_avg", "step")
@@ -36,6 +36,10 @@ def reason_against(groups: Sequence[Group]) -> str | None:
         import triton
     except ImportError:
         return "Triton cannot be imported"
+    for group in groups:
+        # Such a parameter counts in the norm from its first gradient on, and only the device may know of one.
+        if not group["bias_correction"] and any(not p.requires_grad for p in group["params"]):
+            return "a parameter is frozen in a group without bias correction"
     devices = ("cuda", "cpu") if triton.knobs.runtime.interpret else ("cuda",)
     for p in (p for group in groups for p in group["params"]):
         if p.device.type not in devices:
@@ -49,6 +53,12 @@ def reason_against(groups: Sequence[Group]) -> str | None:
     if any(group["differentiable"] for group in groups):
         return "differentiable is True, and autograd cannot follow a kernel"
     return None
+
+
+def fits_its_parameter(p: Tensor, state: dict[str, Tensor]) -> bool:
+    """Tell whether the moments have the shape of their parameter, and are where it is."""
+    moments = state["exp_avg"], state["exp_avg_sq"]
+    return all(x.shape == p.shape and x.device == p.device for x in moments) and state["step"].dim() == 0
 
 
 def _on(device: torch.device) -> AbstractContextManager[Any]:
@@ -92,8 +102,13 @@ class _Launch:
         self.grads = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
         self.shared = torch.zeros(len(rows), len(triton_kernels().SHARED), dtype=torch.float32, device=self.device)
         self.sent_pointers = [0] * len(rows)
-        self.where = [p.data_ptr() for p in self.params]
+        self.params_lie = _lie(self.params)
+        self.has_complex = any(p.is_complex() for p in self.params)
+        self.strides = list(map(Tensor.stride, self.params))
         self.state_tensors = {key: [state[key] for state in self.states] for key in _STATE}
+        self.second_moments_lie = list(map(Tensor.data_ptr, self.state_tensors["exp_avg_sq"]))
+        # Whoever gives a state tensor other memory (t.data = ...) must not leave the tables with freed memory.
+        self.held = [x.untyped_storage() for tensors in self.state_tensors.values() for x in tensors]
 
     def is_as_it_was(self) -> bool:
         """Tell whether parameters and state are where the tables say.
@@ -101,31 +116,45 @@ class _Launch:
         This runs over all tensors at each step, so the loops are C's. What it cannot see is who writes to a
         tensor in place.
         """
-        return list(map(Tensor.data_ptr, self.params)) == self.where and all(
-            all(map(is_, map(itemgetter(key), self.states), tensors)) for key, tensors in self.state_tensors.items()
+        return (
+            _lie(self.params) == self.params_lie
+            and list(map(Tensor.data_ptr, self.state_tensors["exp_avg_sq"])) == self.second_moments_lie
+            and all(
+                all(map(is_, map(itemgetter(key), self.states), tensors)) for key, tensors in self.state_tensors.items()
+            )
         )
 
     def gradient_pointers(self) -> list[int] | None:
         """Return where each gradient is, 0 for none; None if one of them is not laid out as its parameter."""
         grads = list(map(_grad, self.params))
         try:
+            alike = list(map(Tensor.stride, grads)) == self.strides and not any(map(Tensor.is_neg, grads))
             pointers = list(map(Tensor.data_ptr, grads))
-        except TypeError:  # a parameter without a gradient
-            pointers = [0 if g is None else g.data_ptr() for g in grads]
+        except (TypeError, RuntimeError):  # a parameter without a gradient, or with one that is not dense
+            if any(g is not None and g.layout != torch.strided for g in grads):
+                return None
+            alike, pointers = False, [0 if g is None else g.data_ptr() for g in grads]
         if 0 in pointers:  # none, or empty: an empty gradient is at no address, and is counted all the same
             pointers = [1 if g is not None and at == 0 else at for g, at in zip(grads, pointers, strict=True)]
-        if pointers != self.sent_pointers:
+        if not alike or pointers != self.sent_pointers or self.has_complex:
             for p, g in zip(self.params, grads, strict=True):
                 if g is not None and not (g.dtype == p.dtype and _same_layout(g, p) and not g.is_conj() | g.is_neg()):
                     return None
         return pointers
 
 
+def _lie(tensors: list[Tensor]) -> list[list[Any]]:
+    """Return where tensors lie in memory, and how."""
+    return [list(map(look, tensors)) for look in (Tensor.data_ptr, Tensor.size, Tensor.stride)]
+
+
 def _same_layout(g: Tensor, p: Tensor) -> bool:
-    """Tell whether two tensors of one shape lie in memory alike; the stride of a single element means nothing."""
-    if g.stride() == p.stride():
-        return True
-    return all(a == b or n <= 1 for a, b, n in zip(g.stride(), p.stride(), p.shape, strict=True))
+    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing."""
+    if g.shape != p.shape:
+        return False
+    return g.stride() == p.stride() or all(
+        a == b or n <= 1 for a, b, n in zip(g.stride(), p.stride(), p.shape, strict=True)
+    )
 
 
 _grad = attrgetter("grad")
@@ -205,6 +234,8 @@ class FusedPlan:
         return (
             len(groups) == len(self.params)
             and self.states == len(self.opt.state)
+            and all(all(map(is_, map(self.opt.state.get, x.params), x.states)) for x in self.launches)
+            and all(group["bias_correction"] or all(p.requires_grad for p in group["params"]) for group in groups)
             and all(
                 len(group["params"]) == len(params) and all(map(is_, group["params"], params))
                 for group, params in zip(groups, self.params, strict=True)
@@ -229,6 +260,8 @@ class FusedPlan:
                 self._send(launch.grads, torch.tensor(pointers, dtype=torch.int64))
                 launch.sent_pointers = pointers or []
             self._run(launch, grad_scale, found_inf, rebuild=False)
+            moved = launch.params if all(launch.sent_pointers) else [p for p in launch.params if p.grad is not None]
+            torch.autograd.graph.increment_version(moved)  # autograd is to know that they have been written to
         if self.normalised:
             self._add_up()
         return True
@@ -306,8 +339,8 @@ class FusedPlan:
                 self.numbers[launch.device],
                 self.totals[launch.device],
                 launch.shared,
-                nothing if grad_scale is None else grad_scale,
-                nothing if found_inf is None else found_inf,
+                nothing if grad_scale is None else grad_scale.to(launch.device),
+                nothing if found_inf is None else found_inf.to(launch.device),
                 n,
                 SKIPS=found_inf is not None,
                 SCALED=grad_scale is not None,
