@@ -105,6 +105,7 @@ class _Launch:
         self.params_lie = _lie(self.params)
         self.has_complex = any(p.is_complex() for p in self.params)
         self.strides = list(map(Tensor.stride, self.params))
+        self.all_contiguous = all(map(Tensor.is_contiguous, self.params))
         self.state_tensors = {key: [state[key] for state in self.states] for key in _STATE}
         self.second_moments_lie = list(map(Tensor.data_ptr, self.state_tensors["exp_avg_sq"]))
         # Whoever gives a state tensor other memory (t.data = ...) must not leave the tables with freed memory.
@@ -128,7 +129,9 @@ class _Launch:
         """Return where each gradient is, 0 for none; None if one of them is not laid out as its parameter."""
         grads = list(map(_grad, self.params))
         try:
-            alike = list(map(Tensor.stride, grads)) == self.strides and not any(map(Tensor.is_neg, grads))
+            alike = self.all_contiguous and all(map(Tensor.is_contiguous, grads))
+            alike = alike or list(map(Tensor.stride, grads)) == self.strides
+            alike = alike and not any(map(Tensor.is_neg, grads))
             pointers = list(map(Tensor.data_ptr, grads))
         except (TypeError, RuntimeError):  # a parameter without a gradient, or with one that is not dense
             if any(g is not None and g.layout != torch.strided for g in grads):
@@ -143,9 +146,12 @@ class _Launch:
         return pointers
 
 
-def _lie(tensors: list[Tensor]) -> list[list[Any]]:
-    """Return where tensors lie in memory, and how."""
-    return [list(map(look, tensors)) for look in (Tensor.data_ptr, Tensor.size, Tensor.stride)]
+def _lie(tensors: list[Tensor]) -> list[Any]:
+    """Return where tensors lie in memory, and how; contiguous ones need no look at their strides, which is quicker."""
+    pointers, numels = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.numel, tensors))
+    if all(map(Tensor.is_contiguous, tensors)):
+        return [pointers, numels]
+    return [pointers, numels, list(map(Tensor.size, tensors)), list(map(Tensor.stride, tensors))]
 
 
 def _same_layout(g: Tensor, p: Tensor) -> bool:
