@@ -80,6 +80,12 @@ def gradients(params: list[torch.nn.Parameter], steps: int, seed: int = 1) -> It
         yield grads
 
 
+def step_with(opt: Any, params: list[torch.nn.Parameter], grads: list[Tensor | None]) -> None:
+    for p, g in zip(params, grads, strict=True):
+        p.grad = None if g is None else g.clone()
+    opt.step()
+
+
 def as_float64(x: Tensor) -> NDArray[np.float64]:
     return x.detach().cpu().double().numpy().copy()
 

@@ -77,7 +77,7 @@ def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
 
 
 def test_fused_says_what_a_parameter_must_be() -> None:
-    with pytest.raises(ValueError, match=r"fused is True, but a parameter is torch\.float64, but must be float32"):
+    with pytest.raises(ValueError, match=r"fused is True, but a parameter is torch\.float64; it must be float32"):
         AvaGrad([torch.nn.Parameter(torch.ones(2, device=FUSED_DEVICE).double())], fused=True)
     gaps = torch.nn.Parameter(torch.ones(4, 4, device=FUSED_DEVICE)[:, ::2])
     with pytest.raises(ValueError, match=r"fused is True, but a parameter of shape \(4, 2\) has gaps or overlaps"):
@@ -93,7 +93,7 @@ def test_fused_says_what_a_parameter_must_be() -> None:
 def test_fused_on_a_cpu_says_that_it_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
     triton = pytest.importorskip("triton")
     monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    with pytest.raises(ValueError, match="fused is True, but a parameter is on cpu, but must be on a CUDA device"):
+    with pytest.raises(ValueError, match="fused is True, but a parameter is on cpu; it must be on a CUDA device"):
         AvaGrad([one()], fused=True)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ValueError, match="fused is True, but Triton cannot be imported"):

@@ -43,11 +43,11 @@ def reason_against(groups: Sequence[Group]) -> str | None:
     devices = ("cuda", "cpu") if triton.knobs.runtime.interpret else ("cuda",)
     for p in (p for group in groups for p in group["params"]):
         if p.device.type not in devices:
-            return f"a parameter is on {p.device}, but must be on a CUDA device"
+            return f"a parameter is on {p.device}; it must be on a CUDA device"
         if as_real(p.detach()).dtype not in _DTYPES:
-            return f"a parameter is {p.dtype}, but must be float32, bfloat16, float16 or complex64"
+            return f"a parameter is {p.dtype}; it must be float32, bfloat16, float16 or complex64"
         if type(p) not in (Tensor, torch.nn.Parameter):
-            return f"a parameter is a {type(p).__name__}, but must be a plain tensor"
+            return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
     if any(group["differentiable"] for group in groups):
