@@ -5,12 +5,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import pytest
 import reference
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 import avagrad
+from avagrad.optim.fused import plan
 
 DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW")
 ALL = (*DELAYED, "AdaBound", "AdaShift")
@@ -23,7 +25,14 @@ PATHS: dict[str, dict[str, Any]] = {
 
 
 FUSED: dict[str, Any] = {"fused": True}
-FUSED_DEVICE = "cuda" if torch.cuda.is_available() else "cpu"  # there Triton's interpreter runs the kernels
+FUSED_PATHS = ("native", "triton")
+
+
+def take_fused_path(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Return the device for a fused path: Triton's without a GPU is run by its interpreter, on the CPU."""
+    on_gpu = path == "triton" and torch.cuda.is_available()
+    monkeypatch.setattr(plan, "INTERPRET", path == "triton" and not on_gpu)
+    return "cuda" if on_gpu else "cpu"
 
 
 def laid_out_as(p: Tensor, g: Tensor | None) -> Tensor | None:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, FUSED_DEVICE, optimizer_class
+from problems import ALL, DELAYED, optimizer_class
 
 import avagrad
 from avagrad import AvaGrad
 from avagrad.optim import no_decay_groups
+from avagrad.optim.fused import plan
 
 
 def one() -> torch.nn.Parameter:
@@ -77,9 +78,15 @@ def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
 
 
 def test_fused_says_what_a_parameter_must_be() -> None:
-    with pytest.raises(ValueError, match=r"fused is True, but a parameter is torch\.float64; it must be float32"):
-        AvaGrad([torch.nn.Parameter(torch.ones(2, device=FUSED_DEVICE).double())], fused=True)
-    gaps = torch.nn.Parameter(torch.ones(4, 4, device=FUSED_DEVICE)[:, ::2])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plan, "INTERPRET", True)
+        with pytest.raises(
+            ValueError, match=r"a parameter is torch\.float64; on cpu it must be one of float32, bfloat16"
+        ):
+            AvaGrad([torch.nn.Parameter(torch.ones(2).double())], fused=True)
+    with pytest.raises(ValueError, match="fused is True, but a parameter is on meta; it must be on a CUDA device or"):
+        AvaGrad([torch.nn.Parameter(torch.ones(2, device="meta"))], fused=True)
+    gaps = torch.nn.Parameter(torch.ones(4, 4)[:, ::2])
     with pytest.raises(ValueError, match=r"fused is True, but a parameter of shape \(4, 2\) has gaps or overlaps"):
         AvaGrad([gaps], fused=True)
     opt = AvaGrad([one()])
@@ -87,14 +94,11 @@ def test_fused_says_what_a_parameter_must_be() -> None:
         opt.add_param_group({"params": [gaps], "fused": True})
     assert len(opt.param_groups) == 1
     with pytest.raises(ValueError, match="fused is True, but differentiable is True"):
-        AvaGrad([torch.nn.Parameter(torch.ones(2, device=FUSED_DEVICE))], fused=True, differentiable=True)
+        AvaGrad([one()], fused=True, differentiable=True)
 
 
-def test_fused_on_a_cpu_says_that_it_needs_cuda(monkeypatch: pytest.MonkeyPatch) -> None:
-    triton = pytest.importorskip("triton")
-    monkeypatch.setattr(triton.knobs.runtime, "interpret", False)
-    with pytest.raises(ValueError, match="fused is True, but a parameter is on cpu; it must be on a CUDA device"):
-        AvaGrad([one()], fused=True)
+def test_fused_says_that_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan, "INTERPRET", True)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ValueError, match="fused is True, but Triton cannot be imported"):
         AvaGrad([one()], fused=True)
@@ -195,7 +199,8 @@ def test_torchs_own_refusals_still_work() -> None:
 def test_signatures_are_what_we_promise() -> None:
     expected = (
         "(self, params, lr=0.1, betas=(0.9, 0.999), eps=0.1, weight_decay=0.0, *, bias_correction=True, "
-        "norm=2, active_only=False, maximize=False, foreach=None, capturable=False, differentiable=False, fused=None)"
+        "norm=2, active_only=False, maximize=False, rounding='nearest', rounding_seed=0, "
+        "foreach=None, capturable=False, differentiable=False, fused=None)"
     )
     signature = inspect.signature(AvaGrad.__init__)
     bare = signature.replace(

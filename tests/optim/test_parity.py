@@ -10,7 +10,7 @@ import torch
 from problems import (
     DELAYED,
     FUSED,
-    FUSED_DEVICE,
+    FUSED_PATHS,
     PATHS,
     TOLERANCES,
     as_float64,
@@ -20,6 +20,7 @@ from problems import (
     optimizer_class,
     parameters,
     reference_params,
+    take_fused_path,
 )
 
 from avagrad.optim.fused import plan as fused_plan
@@ -112,7 +113,8 @@ SETTINGS: list[dict[str, Any]] = [
 
 PATHS_AND_DTYPES = [
     *itertools.product(PATHS, TOLERANCES),
-    *itertools.product(["fused"], [torch.float32, torch.bfloat16, torch.float16]),
+    *itertools.product(["native"], TOLERANCES),
+    *itertools.product(["triton"], [torch.float32, torch.bfloat16, torch.float16]),
 ]
 
 
@@ -123,12 +125,15 @@ def test_delayed_family_is_the_paper(
     name: str, path: str, dtype: torch.dtype, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(fused_plan, "BLOCK", 16)  # so that tensors have several blocks, and the interpreter less to do
+    monkeypatch.setattr(fused_plan, "CPU_BLOCK", 16)
+    is_fused = path in FUSED_PATHS
+    device = take_fused_path(path, monkeypatch) if is_fused else "cpu"
     norms = [2] if name == "DelayedAdam" else [1, 2]
     for bias_correction, active_only, norm in itertools.product([True, False], [True, False], norms):
-        if path == "fused" and dtype != torch.float32 and norm == 1 + (bias_correction == active_only):
+        if path == "triton" and dtype != torch.float32 and norm == 1 + (bias_correction == active_only):
             continue  # each dtype meets each option; the interpreter is slow
         maximize = active_only == grouped  # both values meet every other choice
-        params = parameters(dtype, FUSED_DEVICE if path == "fused" else "cpu")
+        params = parameters(dtype, device)
         hyper = settings_of_groups(grouped, SETTINGS, len(params))
         oracle = reference.DelayedFamily(
             reference_params(params, hyper),
@@ -143,7 +148,7 @@ def test_delayed_family_is_the_paper(
         if name != "DelayedAdam":
             options["norm"] = norm
         states = {"exp_avg": "m", "exp_avg_sq": "v"}
-        run_both(name, oracle, params, hyper, states, **options, **(FUSED if path == "fused" else PATHS[path]))
+        run_both(name, oracle, params, hyper, states, **options, **(FUSED if is_fused else PATHS[path]))
 
 
 ADAM_SETTINGS = [{**s, "eps": eps, "lr": s["lr"] / 10} for s, eps in zip(SETTINGS, [1e-8, 1e-3, 1e-6], strict=True)]

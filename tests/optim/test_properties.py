@@ -100,7 +100,7 @@ def test_with_gamma_one_avagrad_is_delayed_adam(
     options: dict[str, Any] = {"eps": eps, "bias_correction": bias_correction, "active_only": active_only}
     want = run("DelayedAdam", grads, lr=0.1, **options)
     w = torch.nn.Parameter(torch.ones(5).double())
-    opt = AvaGrad([w], lr=0.1, **options)
+    opt = AvaGrad([w], lr=0.1, foreach=False, **options)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(delayed, "global_gamma", lambda batches: {torch.device("cpu"): torch.ones(()).double()})
         got = train(opt, [w], [[g] for g in grads])[0]

@@ -110,4 +110,4 @@ class AdaBound(RuleOptimizer):
                     weight_decay=here["weight_decay"],
                     maximize=here["maximize"],
                 )
-                entry.take(new_w, *new_state[: len(state)])
+                entry.take(group, new_w, *new_state[: len(state)])

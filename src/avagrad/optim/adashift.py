@@ -100,4 +100,4 @@ class AdaShift(RuleOptimizer):
                     weight_decay=here["weight_decay"],
                     maximize=here["maximize"],
                 )
-                entry.take(new_w, v, *kept)
+                entry.take(group, new_w, v, *kept)

@@ -10,6 +10,8 @@ from typing import Any, ParamSpec
 import torch
 from torch import Tensor
 
+from avagrad.optim.rounding import ROUNDINGS
+
 __all__ = [
     "EPS_MAX",
     "EPS_MIN",
@@ -153,6 +155,11 @@ _RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "maximize": ("True or False", _is_bool),
     "capturable": ("True or False", _is_bool),
     "differentiable": ("True or False", _is_bool),
+    "rounding": ("'nearest', 'stochastic' or 'kahan'", lambda x: isinstance(x, str) and x in ROUNDINGS),
+    "rounding_seed": (
+        "a whole number from 0 to 2^32 - 1",
+        lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**32,
+    ),
     "foreach": ("True, False or None", _is_bool_or_none),
     "fused": ("True, False or None", _is_bool_or_none),
     "final_lr": ("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0),

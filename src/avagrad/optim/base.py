@@ -11,6 +11,8 @@ from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_d
 
 from avagrad.optim.arguments import check_group_keys, check_values, plain_number
 from avagrad.optim.entries import Batch, Entry, Group, as_real, host_or_device, moment_dtype, scalar_dtype
+from avagrad.optim.in_backward import StepInBackward
+from avagrad.optim.rounding import is_half
 
 __all__ = ["RuleOptimizer"]
 
@@ -26,6 +28,8 @@ class RuleOptimizer(Optimizer):
 
     # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
     _own_keys: ClassVar[tuple[str, ...]] = ()
+    _in_backward: StepInBackward | None = None
+    _step_supports_amp_scaling: bool = False  # a GradScaler asks
 
     def _foreign(self, group: Group) -> str | None:
         """Say why a saved group is another optimizer's; None if it is ours."""
@@ -54,6 +58,8 @@ class RuleOptimizer(Optimizer):
         except ValueError:
             del self.param_groups[-1]
             raise
+        if self._in_backward is not None:
+            self._in_backward.watch(self.param_groups[-1]["params"])
 
     def _check(self, group: Group) -> None:
         """Refuse values that one group may not have; keys that are not ours are the user's."""
@@ -73,7 +79,7 @@ class RuleOptimizer(Optimizer):
         """Say why a group cannot be stepped by a fused kernel; None if it can."""
         return "this class has no fused implementation"
 
-    def _fused_step(self) -> bool:
+    def _fused_step(self, *, is_compiling: bool) -> bool:
         """Take the step with a fused kernel; False if that cannot be, and nothing has been done."""
         return False
 
@@ -111,14 +117,17 @@ class RuleOptimizer(Optimizer):
         grads: list[Tensor | None],
         steps: list[Tensor],
         tensors: list[Tensor],
+        rests: list[Tensor | None],
+        places: list[int],
     ) -> None:
         """Collect the parameters of a group that have a gradient or a state, making state where it is missing.
 
-        ``tensors`` gets the state of one parameter after the other. torch.compile knows this method by its
-        name and runs it when it traces, instead of tracing it: hence flat lists, and nothing is returned.
+        ``tensors`` gets the state of one parameter after the other, ``rests`` what rounding has cut off.
+        torch.compile knows this method by its name and runs it when it traces, instead of tracing it: hence
+        flat lists, and nothing is returned.
         """
         names = list(self._state_tensors(group))
-        for p in group["params"]:
+        for place, p in enumerate(group["params"]):
             if p.grad is None and not self.state.get(p):
                 continue
             state = self.state[p]
@@ -128,6 +137,10 @@ class RuleOptimizer(Optimizer):
             grads.append(p.grad)
             steps.append(state["step"])
             tensors.extend(state[name] for name in names)
+            if group.get("rounding") == "kahan" and is_half(p.dtype.to_real()) and "compensation" not in state:
+                state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+            rests.append(state.get("compensation") if group.get("rounding") == "kahan" else None)
+            places.append(place)
 
     # --- the frame of a step ---
 
@@ -145,47 +158,109 @@ class RuleOptimizer(Optimizer):
             closure: evaluates the model again and returns the loss.
         """
         self._refuse_capture_of_host_scalars()
+        if self._in_backward is not None and self._in_backward.close(closure):
+            return None
         loss = None
         if closure is not None:
             with torch.enable_grad():
                 loss = closure()
 
-        if self._fused_step():
+        if self._fused_step(is_compiling=torch.compiler.is_compiling()):
             return loss
         self._refuse_what_cannot_be_stepped()
         counts = self._counts_as_a_step()
         known = self._known_numbers(as_tensors=torch.compiler.is_compiling())
-        batches: list[Batch] = []
+        batches, place = [], 0
         for group, numbers in zip(self.param_groups, known, strict=True):
-            params: list[Tensor] = []
-            grads: list[Tensor | None] = []
-            steps: list[Tensor] = []
-            tensors: list[Tensor] = []
-            self._init_group(group, params, grads, steps, tensors)
-            size = len(tensors) // max(len(params), 1)
-            entries = [
-                Entry(
-                    p,
-                    as_real(p),
-                    None if g is None else as_real(self._unscaled(g).resolve_conj()),
-                    steps[i],
-                    host_or_device(steps[i], group),
-                    [as_real(x) for x in tensors[i * size : (i + 1) * size]],
-                )
-                for i, (p, g) in enumerate(zip(params, grads, strict=True))
-            ]
-            own = {key: group[key] for key in self.defaults}
-            batches.append(Batch(own | numbers, entries, numbers["unseen"]))
+            batches.append(self._batch(group, numbers, place))
+            place += len(group["params"])
+        self._update_if(counts, batches)
+        return loss
 
+    def _batch(self, group: Group, numbers: Group, place: int) -> Batch:
+        """Return a group as a step sees it, making state where it is missing; its first parameter has this place."""
+        params: list[Tensor] = []
+        grads: list[Tensor | None] = []
+        steps: list[Tensor] = []
+        tensors: list[Tensor] = []
+        rests: list[Tensor | None] = []
+        places: list[int] = []
+        self._init_group(group, params, grads, steps, tensors, rests, places)
+        size = len(tensors) // max(len(params), 1)
+        entries = [
+            Entry(
+                p,
+                as_real(p),
+                None if g is None else as_real(self._unscaled(g).resolve_conj()),
+                steps[i],
+                host_or_device(steps[i], group),
+                [as_real(x) for x in tensors[i * size : (i + 1) * size]],
+                place + places[i],
+                None if (rest := rests[i]) is None else as_real(rest),
+            )
+            for i, (p, g) in enumerate(zip(params, grads, strict=True))
+        ]
+        own = {key: group[key] for key in self.defaults}
+        return Batch(own | numbers, entries, numbers["unseen"])
+
+    def _update_if(self, counts: bool | Tensor, batches: list[Batch]) -> None:
+        """Update; or leave all as it is, on the device's word if need be."""
         if counts is False:
-            return loss
-        tensors = [x for batch in batches for entry in batch.entries for x in (entry.w, entry.step, *entry.state)]
+            return
+        tensors = [x for batch in batches for entry in batch.entries for x in entry.written()]
         before = [x.clone() for x in tensors] if isinstance(counts, Tensor) else []
         self._update(batches)
         for x, old in zip(tensors, before, strict=False):
             assert isinstance(counts, Tensor)
             x.copy_(torch.where(counts.to(x.device), x, old))
-        return loss
+
+    # --- stepping inside backward ---
+
+    def step_in_backward(self) -> StepInBackward:
+        """Return a context in which ``backward()`` takes the step.
+
+        Each parameter moves as soon as its gradient is complete, and the gradient is freed, so that gradients
+        never exist all at once. The result is the ordinary step's, to the bit.
+
+        ``step()`` is still called after each ``backward()``: it closes the step, and schedulers and hooks know
+        it. There are no gradients to look at in between, so they cannot be clipped or accumulated; a GradScaler,
+        a closure and a second ``backward()`` before ``step()`` are refused. The context may hold the whole
+        training loop, or one ``backward()``.
+
+        >>> from avagrad import AvaGrad
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> opt = AvaGrad([w], lr=0.1)
+        >>> with opt.step_in_backward():
+        ...     for _ in range(3):
+        ...         w.square().sum().backward()
+        ...         opt.step()
+        >>> w.grad is None
+        True
+        >>> w
+        Parameter containing:
+        tensor([ 0.5199, -1.4965], requires_grad=True)
+        """
+        return StepInBackward(self)
+
+    def _begin_step(self) -> None:
+        """Settle all that the parameters of a step share, before the first of them moves."""
+        self._refuse_capture_of_host_scalars()
+        self._check_together(self.param_groups)
+        self._begun_counts = self._has_an_lr()
+        self._begun_at: dict[int, tuple[Group, int]] = {}
+        for group in self.param_groups:
+            for p in group["params"]:
+                self._begun_at[id(p)] = group, len(self._begun_at)
+
+    def _move_one(self, p: Tensor) -> None:
+        """Move a parameter by its gradient, in a step that has begun."""
+        self._refuse_sparse(p)
+        group, place = self._begun_at[id(p)]
+        batch = self._batch({**group, "params": [p]}, {"unseen": 0}, place)
+        self._update_if(self._begun_counts, [batch])
+
+    def _end_step(self, moved: set[int]) -> None:
+        """End a step that has begun, in which these parameters (by their ids) have moved."""
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: the answer changes after the first step
     def _counts_as_a_step(self) -> bool | Tensor:
@@ -247,12 +322,15 @@ class RuleOptimizer(Optimizer):
         """Raise before anything has been changed."""
         self._check_together(self.param_groups)
         for p in (p for group in self.param_groups for p in group["params"]):
-            if p.grad is not None and p.grad.layout != torch.strided:
-                raise RuntimeError(
-                    f"{type(self).__name__}: a gradient has the layout {p.grad.layout}, but must be dense: the "
-                    "moments need every coordinate. Use sparse=False in the embedding, or give this parameter to "
-                    "torch.optim.SparseAdam."
-                )
+            self._refuse_sparse(p)
+
+    def _refuse_sparse(self, p: Tensor) -> None:
+        if p.grad is not None and p.grad.layout != torch.strided:
+            raise RuntimeError(
+                f"{type(self).__name__}: a gradient has the layout {p.grad.layout}, but must be dense: the "
+                "moments need every coordinate. Use sparse=False in the embedding, or give this parameter to "
+                "torch.optim.SparseAdam."
+            )
 
     def _unscaled(self, g: Tensor) -> Tensor:
         """Undo a GradScaler's scale, where it leaves that to the optimizer."""
@@ -310,6 +388,8 @@ class RuleOptimizer(Optimizer):
                         dtype = moment_dtype(p.dtype)
                         dtype = dtype if value.is_complex() else dtype.to_real()
                         self.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
+                    elif key == "compensation":
+                        self.state[p][key] = value.to(device=p.device, dtype=p.dtype, copy=True)
 
         # After the user's own hooks have made of the state what they like, and before they see the result.
         handles = (
@@ -348,9 +428,9 @@ class RuleOptimizer(Optimizer):
                     f"{owner}: the loaded state of a parameter of shape {tuple(p.shape)} has no {', '.join(lacking)}, "
                     f"but must have {', '.join(('step', *wanted))}."
                 )
-            for key in ("step", *wanted):
-                shape = p.shape if wanted.get(key) else torch.Size()
-                if isinstance(values[key], Tensor) and values[key].shape != shape:
+            for key in ("step", *wanted, "compensation"):
+                shape = p.shape if wanted.get(key, key == "compensation") else torch.Size()
+                if isinstance(values.get(key), Tensor) and values[key].shape != shape:
                     raise ValueError(
                         f"{owner}: the loaded {key} has the shape {tuple(values[key].shape)}, but must have "
                         f"{tuple(shape)}, for a parameter of shape {tuple(p.shape)}."

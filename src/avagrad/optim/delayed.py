@@ -3,7 +3,8 @@
 The rule itself is in :mod:`avagrad.optim.rules`; this file gives it torch.optim's manners.
 """
 
-from typing import ClassVar
+from collections.abc import Callable
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +30,14 @@ from avagrad.optim.rules import Scalar, delayed_step, rates
 __all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
 
 
+class _Begun(NamedTuple):
+    """A step that backward is taking: what stands for all of its parameters."""
+
+    plan: FusedPlan | None  # without one, the other paths take it
+    gammas: dict[torch.device, Tensor]
+    stateless: list[Tensor]  # had no state before
+
+
 class _Delayed(RuleOptimizer):
     """The delayed family, with what differs between its members as flags."""
 
@@ -36,6 +45,7 @@ class _Delayed(RuleOptimizer):
     _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
     _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only", "decoupled_weight_decay")
     _plan: FusedPlan | None = None
+    _begun: "_Begun | None" = None  # a step that backward is taking
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
@@ -66,7 +76,7 @@ class _Delayed(RuleOptimizer):
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
-        self._plan = None
+        self._plan = self._begun = self._in_backward = None
         self._step_supports_amp_scaling = self._wants_fused()
 
     def add_param_group(self, param_group: Group) -> None:
@@ -80,37 +90,89 @@ class _Delayed(RuleOptimizer):
     def _reason_against_fused(self, group: Group) -> str | None:
         return reason_against([group])
 
-    def _wants_fused(self) -> bool:
+    def _wants_fused(self, *, is_compiling: bool = False) -> bool:
         """Tell whether every group is asked, or by default allowed, to take the fused path."""
         for group in self.param_groups:
             default = group["fused"] is None and group["foreach"] is None
-            on_cuda = all(p.is_cuda for p in group["params"][:1])
-            if group["differentiable"] or not (group["fused"] or (default and on_cuda)):
+            # For the CPU torch.compile makes such code itself.
+            default = default and (not is_compiling or all(p.is_cuda for p in group["params"][:1]))
+            if group["differentiable"] or not (group["fused"] or default):
                 return False
         return True
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a kernel of its own, and tables that it looks after
-    def _fused_step(self) -> bool:
-        if not self._wants_fused():
+    def _fused_step(self, *, is_compiling: bool) -> bool:
+        if not self._wants_fused(is_compiling=is_compiling):
             return False
         self._check_together(self.param_groups)
-        if self._plan is None or not self._plan.fits():
-            self._plan = None
-            params = [p for group in self.param_groups for p in group["params"]]
-            # The step that makes a state is left to the other paths; by then it is known what is there.
-            joins = any(p.grad is not None and not self.state.get(p) for p in params)
-            misfits = any(not fits_its_parameter(p, state) for p in params if (state := self.state.get(p)))
-            if joins or misfits or reason_against(self.param_groups):
-                return False
-            self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
-        return self._plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        plan = self._fitting_plan(lambda p: p.grad is not None)
+        return plan is not None and plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+
+    def _fitting_plan(self, joins: Callable[[Tensor], bool]) -> FusedPlan | None:
+        """Return a plan for the optimizer as it is, those that join given a state; None if there cannot be one."""
+        if self._plan is not None and self._plan.fits():
+            return self._plan
+        self._plan = None
+        params = [(p, group) for group in self.param_groups for p in group["params"]]
+        misfits = any(not fits_its_parameter(p, state) for p, _ in params if (state := self.state.get(p)))
+        if misfits or reason_against(self.param_groups):
+            return None
+        new = [(p, group) for p, group in params if not self.state.get(p) and joins(p)]
+        if new and self._has_an_lr() is not True:
+            return None  # this may be a question, which the other paths know how to answer
+        if any(p.grad is not None and p.grad.layout != torch.strided for p, _ in new):
+            return None  # and they refuse it
+        for p, group in new:
+            self.state[p] = self._new_state(p, group)
+        if not any(self.state.get(p) for p, _ in params):
+            return None
+        self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
+        return self._plan
+
+    # --- stepping inside backward ---
+
+    def _begin_step(self) -> None:
+        super()._begin_step()
+        stateless = [p for group in self.param_groups for p in group["params"] if not self.state.get(p)]
+        plan = None
+        if self._wants_fused():
+            # Which of them will have a gradient is not known yet; the others lose their states again.
+            plan = self._fitting_plan(lambda p: p.requires_grad)
+        if plan is not None:
+            plan.begin()
+            self._begun = _Begun(plan, {}, stateless)
+            return
+        batches = [self._batch_of_states(group) for group in self.param_groups]
+        self._begun = _Begun(None, self._gammas(batches), [])
+
+    def _move_one(self, p: Tensor) -> None:
+        assert self._begun is not None
+        if self._begun.plan is None or id(p) not in self._begun.plan.rows:
+            super()._move_one(p)
+        else:
+            self._refuse_sparse(p)
+            self._begun.plan.move(p)
+
+    def _end_step(self, moved: set[int]) -> None:
+        assert self._begun is not None
+        if self._begun.plan is not None:
+            self._begun.plan.end()
+        for p in self._begun.stateless:
+            if id(p) not in moved:
+                self.state.pop(p, None)
+        self._begun = None
+
+    # --- the other paths ---
+
+    def _gammas(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
+        return global_gamma(batches) if self._normalised else {}
 
     def _update(self, batches: list[Batch]) -> None:
         if self._plan is not None:
             self._plan.forget_sums()
         if not any(entry.g is not None for batch in batches for entry in batch.entries):
             return
-        gammas = global_gamma(batches) if self._normalised else {}
+        gammas = self._begun.gammas if self._begun is not None else self._gammas(batches)
         for group, entries, _ in batches:
             moving = [entry for entry in entries if entry.g is not None]
             if not moving:
@@ -213,12 +275,19 @@ class DelayedAdam(_Delayed):
             box to the letter, with a first step of lr / eps.
         active_only: coordinates that have never had a gradient other than 0 do not move. Beyond the paper.
         maximize: go up instead of down.
+        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
+            ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
+            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
+            two keep such parameters learning when updates become small.
+        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
+            element alone.
         foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
             some hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
         differentiable: let autograd follow the step.
-        fused: take the whole step in one pass over memory, on CUDA; None does so where Triton can be imported and
-            the parameters are float32, bfloat16, float16 or complex64. It keeps the sum that the norm needs from
+        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
+            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
+            float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
             the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
 
     >>> import torch
@@ -250,6 +319,8 @@ class DelayedAdam(_Delayed):
         bias_correction: bool = True,
         active_only: bool = False,
         maximize: bool = False,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
@@ -257,8 +328,9 @@ class DelayedAdam(_Delayed):
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
         paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
-        super().__init__(params, numbers | forms | paths)
+        super().__init__(params, numbers | forms | half | paths)
 
 
 class AvaGrad(_Delayed):
@@ -288,12 +360,19 @@ class AvaGrad(_Delayed):
         active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
             the norm. Beyond the paper.
         maximize: go up instead of down.
+        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
+            ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
+            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
+            two keep such parameters learning when updates become small.
+        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
+            element alone.
         foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
             some hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
         differentiable: let autograd follow the step.
-        fused: take the whole step in one pass over memory, on CUDA; None does so where Triton can be imported and
-            the parameters are float32, bfloat16, float16 or complex64. It keeps the sum that the norm needs from
+        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
+            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
+            float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
             the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
 
     >>> import torch
@@ -324,6 +403,8 @@ class AvaGrad(_Delayed):
         norm: int = 2,
         active_only: bool = False,
         maximize: bool = False,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
         foreach: bool | None = None,
         capturable: bool = False,
         differentiable: bool = False,
@@ -331,8 +412,9 @@ class AvaGrad(_Delayed):
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm}
         forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
         paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
-        super().__init__(params, numbers | forms | paths)
+        super().__init__(params, numbers | forms | half | paths)
 
 
 class AvaGradW(AvaGrad):
@@ -379,19 +461,22 @@ def _move_in_loop(entries: list[Entry], gammas: dict[torch.device, Tensor], grou
     for entry in entries:
         w, g, (m, v) = entry.values(group)
         eta = rates(v, entry.past, **of_rates[w.device])
-        entry.take(*delayed_step(w, g, m, v, entry.past + 1, eta, gammas.get(w.device, 1.0), **of_step[w.device]))
+        moved = delayed_step(w, g, m, v, entry.past + 1, eta, gammas.get(w.device, 1.0), **of_step[w.device])
+        entry.take(group, *moved)
 
 
 def _move_foreach(entries: list[Entry], gammas: dict[torch.device, Tensor], group: Group, decoupled: bool) -> None:
     of_rates, of_step = hyper_of_rates(group, entries), _hyper_of_step(group, entries, decoupled)
-    items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar]] = []
+    items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar, Group]] = []
     for entry in entries:
         assert entry.g is not None
         pieces = zip(*map(blocks, (entry.w, entry.g, *entry.state)), strict=True)
-        items.extend((w, g, m, v, entry.past) for w, g, m, v in pieces)
+        rests = [None] if entry.compensation is None else blocks(entry.compensation)
+        roundings = [entry.rounding(group) | {"compensation": rest} for rest in rests]
+        items.extend((w, g, m, v, entry.past, roundings[i % len(roundings)]) for i, (w, g, m, v) in enumerate(pieces))
     for batch in in_batches(items, key=lambda item: item[0]):
-        ws, gs, ms, vs, pasts = (list(column) for column in zip(*batch, strict=True))
+        ws, gs, ms, vs, pasts, roundings = (list(column) for column in zip(*batch, strict=True))
         device = ws[0].device
         hyper = of_rates[device] | of_step[device]
-        foreach_delayed_step(ws, gs, ms, vs, pasts, gammas.get(device, 1.0), **hyper)
+        foreach_delayed_step(ws, gs, ms, vs, pasts, roundings, gammas.get(device, 1.0), **hyper)
     count_gradients([entry.step for entry in entries])

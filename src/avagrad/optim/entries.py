@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from avagrad.optim.rounding import store
 from avagrad.optim.rules import Scalar
 
 __all__ = [
@@ -36,19 +37,40 @@ class Entry(NamedTuple):
     step: Tensor
     past: Scalar  # the value of step before this step: t - 1
     state: list[Tensor]  # in the order of _state_tensors
+    place: int = 0  # among all parameters of the optimizer
+    compensation: Tensor | None = None  # what rounding has cut off so far
 
     def values(self, group: Group) -> tuple[Tensor, Tensor, list[Tensor]]:
         """Return ``w, g, state`` for a rule to work with, all in the dtype of the moments."""
         assert self.g is not None
         dtype = moment_dtype(self.w.dtype)
         w, g, state = self.w.to(dtype), self.g.to(dtype), self.state
+        if self.compensation is not None:
+            w = w + self.compensation
         if group["differentiable"]:  # autograd may come back for what take() overwrites
             w, state = w.clone(), [x.clone() for x in state]
         return w, g, state
 
-    def take(self, w: Tensor, *state: Tensor) -> None:
+    def rounding(self, group: Group) -> dict[str, Any]:
+        """Return the keyword arguments for :func:`avagrad.optim.rounding.store`."""
+        if group.get("rounding", "nearest") == "nearest":
+            return {}
+        return {
+            "rounding": group["rounding"],
+            "seed": group["rounding_seed"],
+            "t": self.past + 1,
+            "place": self.place,
+            "origin": self.w.storage_offset(),
+        }
+
+    def written(self) -> list[Tensor]:
+        """Return all tensors that a step writes to."""
+        rest = [] if self.compensation is None else [self.compensation]
+        return [self.w, self.step, *self.state, *rest]
+
+    def take(self, group: Group, w: Tensor, *state: Tensor) -> None:
         """Write a rule's results into place, and count the gradient."""
-        self.w.copy_(w)
+        store(self.w, w, compensation=self.compensation, **self.rounding(group))
         for old, new in zip(self.state, state, strict=True):
             old.copy_(new)
         self.step.add_(1)

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 
+from avagrad.optim.rounding import store
 from avagrad.optim.rules import Scalar, bias_correction_of
 
 __all__ = ["BLOCK", "blocks", "count_gradients", "foreach_delayed_step", "foreach_rates", "in_batches"]
@@ -90,6 +91,7 @@ def foreach_delayed_step(
     ms: list[Tensor],
     vs: list[Tensor],
     pasts: Sequence[Scalar],
+    roundings: Sequence[dict[str, Any]],
     gamma: Scalar,
     *,
     lr: Scalar,
@@ -102,10 +104,15 @@ def foreach_delayed_step(
     active_only: bool,
     maximize: bool,
 ) -> None:
-    """As :func:`avagrad.optim.rules.delayed_step`, in place. ``gs`` is not written to."""
+    """As :func:`avagrad.optim.rules.delayed_step`, in place. ``gs`` is not written to.
+
+    ``roundings`` are the keyword arguments of :func:`avagrad.optim.rounding.store` for each tensor.
+    """
     dtype = torch.promote_types(ws[0].dtype, ms[0].dtype)
     stored = ws
     ws, gs = _as(dtype, ws), _as(dtype, gs)
+    if (rests := [rounding["compensation"] for rounding in roundings])[0] is not None:
+        torch._foreach_add_(ws, _as(dtype, rests))
     etas = foreach_rates(vs, pasts, beta2=beta2, eps=eps, bias_correction=bias_correction, active_only=active_only)
     etas = _as(dtype, etas)
     if maximize:
@@ -143,7 +150,10 @@ def foreach_delayed_step(
         _add_scaled_(vs, list(torch._foreach_mul(gs, gs)), 1 - beta2)
     else:
         torch._foreach_addcmul_(vs, gs, gs, value=1 - beta2)
-    if stored[0].dtype != dtype:
+    if stored[0].dtype != dtype and "rounding" in roundings[0]:
+        for w, wide, rounding in zip(stored, ws, roundings, strict=True):
+            store(w, wide, **rounding)
+    elif stored[0].dtype != dtype:
         torch._foreach_copy_(stored, ws)
 
 

@@ -10,22 +10,28 @@ import torch
 import triton
 import triton.language as tl
 
-__all__ = ["COLUMNS", "DTYPES", "NUMBERS", "SHARED", "delayed_pass", "prepare"]
+from avagrad.optim.fused.tables import NUMBERS, SHARED, TENSORS
 
-# The columns of the tables: of tensors (int64), of groups (float64), and of what prepare() leaves (float32).
-COLUMNS = ("w", "m", "v", "step", "numel", "group")
-NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "log_beta1", "log_beta2")
-SHARED = (
-    "moves", "started", "size", "shrink", "beta1", "beta1_rest", "beta2", "beta2_rest",
-    "eps", "weight_decay", "inverse_past", "inverse_next", "unscale", "counts", "_", "_",
-)  # fmt: skip
+__all__ = ["DTYPES", "delayed_pass", "prepare"]
+
 DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_COLUMNS = tl.constexpr(len(COLUMNS))
+_TENSORS = tl.constexpr(len(TENSORS))
 _NUMBERS = tl.constexpr(len(NUMBERS))
 _SHARED = tl.constexpr(len(SHARED))
 
 
 @triton.jit
+def _mix(h):
+    """As rounding._mix, of unsigned 32-bit numbers."""
+    h = h ^ (h >> 16)
+    h = h * 0x85EBCA6B
+    h = h ^ (h >> 13)
+    h = h * 0xC2B2AE35
+    return h ^ (h >> 16)
+
+
+# One tensor of many is a table that begins anywhere, and no reason to compile again.
+@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["tensors", "grads", "shared"])
 def prepare(
     tensors, grads, numbers, totals, shared, grad_scale, found_inf, n,
     NORMALISED: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr,
@@ -34,7 +40,7 @@ def prepare(
     """Leave each tensor's shared numbers in its row of ``shared``; without ``REBUILD``, add 1 to its ``step``."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
-    row = tensors + index * _COLUMNS
+    row = tensors + index * _TENSORS
     moves = tl.where(tl.load(grads + index, mask=mask, other=0) != 0, 1.0, 0.0).to(tl.float64)
     if SKIPS:
         moves = moves * tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
@@ -50,6 +56,7 @@ def prepare(
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
     log_beta1 = tl.load(group + 5, mask=mask, other=-1.0)
     log_beta2 = tl.load(group + 6, mask=mask, other=-1.0)
+    seed = tl.load(group + 7, mask=mask, other=0.0)
 
     t = past + moves  # the gradients that the next step's rates will have seen
     one = past * 0 + 1
@@ -91,6 +98,10 @@ def prepare(
     tl.store(out + 11, inverse_next.to(tl.float32), mask=mask)
     tl.store(out + 12, unscale.to(tl.float32), mask=mask)
     tl.store(out + 13, counts.to(tl.float32), mask=mask)
+    place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
+    # By way of a signed number of 64 bits, which every device casts alike.
+    key = _mix(_mix(_mix(seed.to(tl.int64).to(tl.uint32)) + t.to(tl.int64).to(tl.uint32)) + place)
+    tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), key, mask=mask)
     tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
 
 
@@ -102,7 +113,7 @@ def _rates(v, inverse_correction, eps, ACTIVE_ONLY: tl.constexpr):
 
 
 @triton.jit
-def _stored(w, DTYPE: tl.constexpr):
+def _nearest(w, DTYPE: tl.constexpr):
     """Round to nearest, ties to even. For bfloat16 by hand: Triton's interpreter would cut the digits off."""
     if tl.bfloat16 == DTYPE:
         bits = w.to(tl.int32, bitcast=True)
@@ -112,9 +123,26 @@ def _stored(w, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _at_random(w, offsets, key, DTYPE: tl.constexpr):
+    """As rounding.rounded_at_random, of the bits of rounding.random_bits."""
+    bits = _mix(key + offsets.to(tl.uint32) * 0x9E3779B9)
+    size = tl.abs(w)
+    if tl.bfloat16 == DTYPE:
+        integers = (size.to(tl.int32, bitcast=True) + (bits >> 16).to(tl.int32)) & -0x10000
+        rounded = integers.to(tl.float32, bitcast=True)
+    else:
+        shift = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)  # 2^-14, the least normal number
+        integers = ((size + shift).to(tl.int32, bitcast=True) + (bits >> 19).to(tl.int32)) & -0x2000
+        rounded = integers.to(tl.float32, bitcast=True) - shift
+    rounded = tl.where(w < 0, -rounded, rounded)
+    return tl.where(w == w, rounded, w).to(DTYPE)
+
+
+@triton.jit
 def _block(
-    w_at, g_at, m_at, v_at, start, n, shared, sums,
-    MASKED: tl.constexpr, NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
+    ROUNDING: tl.constexpr, MASKED: tl.constexpr,
+    NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one block (``REBUILD``: leave it), and leave the sum of the next step's eta^p."""
@@ -127,6 +155,8 @@ def _block(
         w = tl.load(w_at + offsets, mask=mask, other=other).to(tl.float32)
         g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + 12)
         m = tl.load(m_at + offsets, mask=mask, other=other)
+        if ROUNDING == "kahan":
+            w += tl.load(rest_at + offsets, mask=mask, other=other).to(tl.float32)
         if MAXIMIZE:
             g = -g
         if DECAYS:
@@ -140,7 +170,16 @@ def _block(
         eta = _rates(v, tl.load(shared + 10), eps, ACTIVE_ONLY)
         w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * m, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
-        tl.store(w_at + offsets, _stored(w, w_at.dtype.element_ty), mask=mask)
+        if ROUNDING == "stochastic":
+            key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
+            tl.store(w_at + offsets, _at_random(w, offsets, key, w_at.dtype.element_ty), mask=mask)
+        else:
+            stored = _nearest(w, w_at.dtype.element_ty)
+            tl.store(w_at + offsets, stored, mask=mask)
+            if ROUNDING == "kahan":
+                rest = w - stored.to(tl.float32)
+                rest = tl.where(rest == rest, rest, 0.0)  # inf - inf
+                tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORMALISED:
@@ -160,10 +199,11 @@ def _block(
             tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float64) * counts)
 
 
-@triton.jit
+@triton.jit(do_not_specialize_on_alignment=["blocks", "sums"])
 def delayed_pass(
     tensors, grads, blocks, shared, sums,
-    DTYPE: tl.constexpr, NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
+    NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all."""
@@ -172,25 +212,27 @@ def delayed_pass(
     start = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK
     its_shared = shared + index * _SHARED
     if REBUILD or tl.load(its_shared) != 0:
-        row = tensors + index * _COLUMNS
+        row = tensors + index * _TENSORS
         w_bits = tl.load(row)
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)
         g_bits = tl.load(grads + index)
+        rest_bits = tl.load(row + 7)
         n = tl.load(row + 4)
         w_at = w_bits.to(tl.pointer_type(DTYPE))
         g_at = g_bits.to(tl.pointer_type(DTYPE))
+        rest_at = rest_bits.to(tl.pointer_type(DTYPE))
         m_at = m_bits.to(tl.pointer_type(tl.float32))
         v_at = v_bits.to(tl.pointer_type(tl.float32))
         at = sums + 2 * block
-        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits) & 15) == 0):
+        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits | rest_bits) & 15) == 0):
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
-                start, n, its_shared, at, False, NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM,
-                BLOCK,
+                tl.multiple_of(rest_at, 16), start, n, its_shared, at, ROUNDING, False,
+                NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
             )  # fmt: skip
         else:
             _block(
-                w_at, g_at, m_at, v_at, start, n, its_shared, at, True, NORMALISED, REBUILD, DECOUPLED, DECAYS,
-                ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+                w_at, g_at, m_at, v_at, rest_at, start, n, its_shared, at, ROUNDING, True,
+                NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
             )  # fmt: skip

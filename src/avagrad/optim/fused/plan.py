@@ -8,19 +8,25 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import attrgetter, is_, itemgetter
+from operator import is_
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from avagrad.optim.entries import Group, as_real, moment_dtype
+from avagrad.optim.fused import native
+from avagrad.optim.fused.looks import looks_at, same_layout
+from avagrad.optim.fused.tables import NUMBERS, SHARED
 
 __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 
-_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-_STATE = ("exp_avg_sq", "exp_avg", "step")
-BLOCK, WARPS = 2048, 8  # coordinates and warps for each program
+_HALF = (torch.bfloat16, torch.float16)
+_DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
+_STATE = ("exp_avg_sq", "exp_avg", "step", "compensation")
+BLOCK, WARPS = 2048, 8  # coordinates and warps for each program of Triton's
+CPU_BLOCK = 16384
+INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
 
 
 def triton_kernels() -> Any:
@@ -31,28 +37,40 @@ def triton_kernels() -> Any:
 
 
 def reason_against(groups: Sequence[Group]) -> str | None:
-    """Say why these groups cannot be stepped by the fused kernel; None if they can."""
-    try:
-        import triton
-    except ImportError:
-        return "Triton cannot be imported"
+    """Say why these groups cannot be stepped by fused code; None if they can."""
     for group in groups:
         # Such a parameter counts in the norm from its first gradient on, and only the device may know of one.
         if not group["bias_correction"] and any(not p.requires_grad for p in group["params"]):
             return "a parameter is frozen in a group without bias correction"
-    devices = ("cuda", "cpu") if triton.knobs.runtime.interpret else ("cuda",)
     for p in (p for group in groups for p in group["params"]):
-        if p.device.type not in devices:
-            return f"a parameter is on {p.device}; it must be on a CUDA device"
-        if as_real(p.detach()).dtype not in _DTYPES:
-            return f"a parameter is {p.dtype}; it must be float32, bfloat16, float16 or complex64"
+        if p.device.type not in _DTYPES:
+            return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"
+        dtypes = _DTYPES["cuda" if _takes_triton(p.device) else "cpu"]
+        if as_real(p.detach()).dtype not in dtypes:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            return f"a parameter is {p.dtype}; on {p.device.type} it must be one of {names}, or of such pairs (complex)"
         if type(p) not in (Tensor, torch.nn.Parameter):
             return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
     if any(group["differentiable"] for group in groups):
         return "differentiable is True, and autograd cannot follow a kernel"
-    return None
+    devices = {p.device for group in groups for p in group["params"]}
+    if any(map(_takes_triton, devices)) and not _has_triton():
+        return "Triton cannot be imported"
+    return None if all(map(_takes_triton, devices)) else native.reason_against_native()
+
+
+def _takes_triton(device: torch.device) -> bool:
+    return device.type != "cpu" or INTERPRET
+
+
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
 
 
 def fits_its_parameter(p: Tensor, state: dict[str, Tensor]) -> bool:
@@ -78,92 +96,57 @@ def _is_dense(p: Tensor) -> bool:
 class _Launch:
     """The tensors of one device and dtype whose groups have the same flags: one launch."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, flags: dict[str, Any], block: int) -> None:
-        self.device, self.dtype, self.flags, self.block = device, dtype, flags, block
+    def __init__(self, device: torch.device, dtype: torch.dtype, flags: dict[str, Any]) -> None:
+        self.device, self.dtype, self.flags = device, dtype, flags
+        self.on_triton = _takes_triton(device)
+        self.block = BLOCK if self.on_triton else CPU_BLOCK
         self.params: list[Tensor] = []
         self.states: list[dict[str, Tensor]] = []
         self.groups: list[int] = []
+        self.places: list[int] = []  # among all parameters of the optimizer
         self.sums = torch.empty(0)  # given by the plan
 
     def make_tables(self) -> None:
         rows, blocks = [], []
-        for i, (p, state, group) in enumerate(zip(self.params, self.states, self.groups, strict=True)):
+        self.first_blocks = [0]
+        for i, (p, state) in enumerate(zip(self.params, self.states, strict=True)):
             n = p.numel() * (2 if p.is_complex() else 1)
-            pointers = (
-                p.data_ptr(),
-                state["exp_avg"].data_ptr(),
-                state["exp_avg_sq"].data_ptr(),
-                state["step"].data_ptr(),
-            )
-            rows.append((*pointers, n, group))
+            moments = [state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")]
+            rest = state["compensation"].data_ptr() if self.flags["ROUNDING"] == "kahan" else 0
+            rows.append((p.data_ptr(), *moments, n, self.groups[i], self.places[i], rest))
             blocks += [(i, k) for k in range(-(-n // self.block))]
-        self.tensors = torch.tensor(rows, dtype=torch.int64).to(self.device)
-        self.blocks = torch.tensor(blocks, dtype=torch.int32).reshape(-1, 2).to(self.device)
+            self.first_blocks.append(len(blocks))
+        self.tensors = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.device)
+        self.blocks = torch.tensor(blocks, dtype=torch.int32, device="cpu").reshape(-1, 2).to(self.device)
         self.grads = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
-        self.shared = torch.zeros(len(rows), len(triton_kernels().SHARED), dtype=torch.float32, device=self.device)
-        self.sent_pointers = [0] * len(rows)
-        self.params_lie = _lie(self.params)
-        self.has_complex = any(p.is_complex() for p in self.params)
-        self.strides = list(map(Tensor.stride, self.params))
-        self.all_contiguous = all(map(Tensor.is_contiguous, self.params))
-        self.state_tensors = {key: [state[key] for state in self.states] for key in _STATE}
-        self.second_moments_lie = list(map(Tensor.data_ptr, self.state_tensors["exp_avg_sq"]))
-        # Whoever gives a state tensor other memory (t.data = ...) must not leave the tables with freed memory.
-        self.held = [x.untyped_storage() for tensors in self.state_tensors.values() for x in tensors]
+        shared = torch.float32 if self.on_triton else torch.float64
+        self.shared = torch.zeros(len(rows), len(SHARED), dtype=shared, device=self.device)
+        self.looks = looks_at(self.params, self.states, _STATE)
+        self.sent: Tensor | None = None  # the addresses of gradients that the device has
 
-    def is_as_it_was(self) -> bool:
-        """Tell whether parameters and state are where the tables say.
+    def gradients(self, copies: list[Tensor]) -> Tensor | None:
+        """Return the address of each gradient, 0 for none; None if one is sparse.
 
-        This runs over all tensors at each step, so the loops are C's. What it cannot see is who writes to a
-        tensor in place.
+        One that is laid out otherwise than its parameter is copied first.
         """
-        return (
-            _lie(self.params) == self.params_lie
-            and list(map(Tensor.data_ptr, self.state_tensors["exp_avg_sq"])) == self.second_moments_lie
-            and all(
-                all(map(is_, map(itemgetter(key), self.states), tensors)) for key, tensors in self.state_tensors.items()
-            )
-        )
-
-    def gradient_pointers(self) -> list[int] | None:
-        """Return where each gradient is, 0 for none; None if one of them is not laid out as its parameter."""
-        grads = list(map(_grad, self.params))
-        try:
-            alike = self.all_contiguous and all(map(Tensor.is_contiguous, grads))
-            alike = alike or list(map(Tensor.stride, grads)) == self.strides
-            alike = alike and not any(map(Tensor.is_neg, grads))
-            pointers = list(map(Tensor.data_ptr, grads))
-        except (TypeError, RuntimeError):  # a parameter without a gradient, or with one that is not dense
-            if any(g is not None and g.layout != torch.strided for g in grads):
-                return None
-            alike, pointers = False, [0 if g is None else g.data_ptr() for g in grads]
-        if 0 in pointers:  # none, or empty: an empty gradient is at no address, and is counted all the same
-            pointers = [1 if g is not None and at == 0 else at for g, at in zip(grads, pointers, strict=True)]
-        if not alike or pointers != self.sent_pointers or self.has_complex:
-            for p, g in zip(self.params, grads, strict=True):
-                if g is not None and not (g.dtype == p.dtype and _same_layout(g, p) and not g.is_conj() | g.is_neg()):
-                    return None
-        return pointers
+        found = self.looks.gradients()
+        if found is not None:
+            return found
+        if any(p.grad is not None and p.grad.layout != torch.strided for p in self.params):
+            return None
+        grads = [None if p.grad is None else _laid_out(p) for p in self.params]
+        copies += [g for g in grads if g is not None]
+        addresses = [0 if g is None else g.data_ptr() or 1 for g in grads]
+        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
 
-def _lie(tensors: list[Tensor]) -> list[Any]:
-    """Return where tensors lie in memory, and how; contiguous ones need no look at their strides, which is quicker."""
-    pointers, numels = list(map(Tensor.data_ptr, tensors)), list(map(Tensor.numel, tensors))
-    if all(map(Tensor.is_contiguous, tensors)):
-        return [pointers, numels]
-    return [pointers, numels, list(map(Tensor.size, tensors)), list(map(Tensor.stride, tensors))]
-
-
-def _same_layout(g: Tensor, p: Tensor) -> bool:
-    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing."""
-    if g.shape != p.shape:
-        return False
-    return g.stride() == p.stride() or all(
-        a == b or n <= 1 for a, b, n in zip(g.stride(), p.stride(), p.shape, strict=True)
-    )
-
-
-_grad = attrgetter("grad")
+def _laid_out(p: Tensor) -> Tensor:
+    """Return the gradient of a parameter as one that lies in memory as the parameter does."""
+    g = p.grad
+    assert g is not None
+    if g.dtype == p.dtype and same_layout(g, p) and not g.is_conj() and not g.is_neg():
+        return g
+    return torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
 
 
 class FusedPlan:
@@ -173,24 +156,30 @@ class FusedPlan:
         # Not to keep the optimizer alive: its state is most of the memory that there is.
         self.opt, self.normalised = weakref.proxy(opt), normalised
         self.params = [list(group["params"]) for group in opt.param_groups]
-        self.states = len(opt.state)
+        self.state_of = list(opt.state.items())
         self.flags = [self._flags(group, decoupled) for group in opt.param_groups]
         self.decoupled = decoupled
         launches: dict[Any, _Launch] = {}
         self.others: list[Tensor] = []  # without a state, so far
+        self.rows: dict[int, tuple[_Launch, int]] = {}
+        place = -1
         for index, (group, flags) in enumerate(zip(opt.param_groups, self.flags, strict=True)):
             for p in group["params"]:
+                place += 1
                 state = opt.state.get(p)
                 if not state:
                     self.others.append(p)
                     continue
-                self._lay_out(p, state)
                 dtype = as_real(p.detach()).dtype
-                key = (p.device, dtype, *flags.items())
-                launch = launches.setdefault(key, _Launch(p.device, dtype, flags, BLOCK))
+                its_flags = flags if dtype in _HALF else flags | {"ROUNDING": "nearest"}
+                self._lay_out(p, state, its_flags["ROUNDING"] == "kahan")
+                key = (p.device, dtype, *its_flags.items())
+                launch = launches.setdefault(key, _Launch(p.device, dtype, its_flags))
+                self.rows[id(p)] = launch, len(launch.params)
                 launch.params.append(p)
                 launch.states.append(state)
                 launch.groups.append(index)
+                launch.places.append(place)
         self.launches = list(launches.values())
         self.devices = list(dict.fromkeys(launch.device for launch in self.launches))
         self.sums, self.totals, self.numbers = {}, {}, {}
@@ -204,7 +193,7 @@ class FusedPlan:
                 launch.sums = part
             self.sums[device] = sums
             self.totals[device] = torch.zeros(2, dtype=torch.float64, device=device)
-            shape = (len(opt.param_groups), len(triton_kernels().NUMBERS))
+            shape = (len(opt.param_groups), len(NUMBERS))
             self.numbers[device] = torch.zeros(shape, dtype=torch.float64, device=device)
         self.sent: list[tuple[float, ...]] = []
         self.kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
@@ -219,15 +208,19 @@ class FusedPlan:
             "ACTIVE_ONLY": group["active_only"],
             "MAXIMIZE": group["maximize"],
             "NORM": group.get("norm", 2),
+            "ROUNDING": group["rounding"],
         }
 
     @staticmethod
-    def _lay_out(p: Tensor, state: dict[str, Tensor]) -> None:
+    def _lay_out(p: Tensor, state: dict[str, Tensor], compensated: bool) -> None:
         """Bring a state into the layout that the kernel reads: as the parameter's, and ``step`` on its device."""
         state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
-        for name in ("exp_avg", "exp_avg_sq"):
-            if not _same_layout(state[name], p) or state[name].dtype != moment_dtype(p.dtype):
-                laid = torch.empty_like(p, dtype=moment_dtype(p.dtype), memory_format=torch.preserve_format)
+        if compensated and "compensation" not in state:
+            state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        dtypes = {"exp_avg": moment_dtype(p.dtype), "exp_avg_sq": moment_dtype(p.dtype), "compensation": p.dtype}
+        for name, dtype in dtypes.items():
+            if name in state and (not same_layout(state[name], p) or state[name].dtype != dtype):
+                laid = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format)
                 state[name] = laid.copy_(state[name])
 
     def forget_sums(self) -> None:
@@ -236,11 +229,11 @@ class FusedPlan:
 
     def fits(self) -> bool:
         """Tell whether the optimizer is still the one that this plan was made for."""
-        groups = self.opt.param_groups
+        groups, state_of = self.opt.param_groups, self.opt.state
         return (
             len(groups) == len(self.params)
-            and self.states == len(self.opt.state)
-            and all(all(map(is_, map(self.opt.state.get, x.params), x.states)) for x in self.launches)
+            and len(state_of) == len(self.state_of)
+            and all(p is q and s is r for (p, s), (q, r) in zip(state_of.items(), self.state_of, strict=True))
             and all(group["bias_correction"] or all(p.requires_grad for p in group["params"]) for group in groups)
             and all(
                 len(group["params"]) == len(params) and all(map(is_, group["params"], params))
@@ -248,29 +241,56 @@ class FusedPlan:
             )
             and self.flags == [self._flags(group, self.decoupled) for group in groups]
             and all(p.grad is None for p in self.others)
-            and all(launch.is_as_it_was() for launch in self.launches)
+            and all(launch.looks.are_as_they_were() for launch in self.launches)
         )
+
+    # --- a step ---
 
     def step(self, grad_scale: Tensor | None, found_inf: Tensor | None) -> bool:
         """Take a step; False if a gradient does not allow it, and nothing has been done."""
-        every = [launch.gradient_pointers() for launch in self.launches]
-        if any(pointers is None for pointers in every):
+        copies: list[Tensor] = []
+        every = [launch.gradients(copies) for launch in self.launches]
+        if any(found is None for found in every):
             return False
-        if not any(any(pointers) for pointers in every if pointers):
+        if not any(found.any() for found in every if found is not None):
             return True
-        self._send_numbers()
-        if self.normalised:
-            self._refresh_sums()
-        for launch, pointers in zip(self.launches, every, strict=True):
-            if pointers != launch.sent_pointers:
-                self._send(launch.grads, torch.tensor(pointers, dtype=torch.int64))
-                launch.sent_pointers = pointers or []
-            self._run(launch, grad_scale, found_inf, rebuild=False)
-            moved = launch.params if all(launch.sent_pointers) else [p for p in launch.params if p.grad is not None]
-            torch.autograd.graph.increment_version(moved)  # autograd is to know that they have been written to
+        self._settle()
+        for launch, found in zip(self.launches, every, strict=True):
+            assert found is not None
+            if launch.sent is None or not torch.equal(found, launch.sent):
+                launch.sent = found.clone()  # the looks will write to theirs again
+                self._send(launch.grads, launch.sent)
+            self._run(launch, grad_scale, found_inf)
+            launch.looks.bump_versions(found)
         if self.normalised:
             self._add_up()
         return True
+
+    def begin(self) -> None:
+        """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""
+        self._settle()
+        for launch in self.launches:
+            launch.sent = None
+            launch.grads.zero_()
+
+    def move(self, p: Tensor) -> None:
+        """Move one parameter by its gradient, in a step that has begun."""
+        launch, i = self.rows[id(p)]
+        g = _laid_out(p)
+        launch.grads[i].fill_(g.data_ptr() or 1)
+        self._run(launch, only=i)
+        torch.autograd.graph.increment_version(p)
+
+    def end(self) -> None:
+        """End a step that has begun."""
+        if self.normalised:
+            self._add_up()
+
+    def _settle(self) -> None:
+        """Have on the device the numbers of the groups and the sums of the rates, as they are now."""
+        self._send_numbers()
+        if self.normalised:
+            self._refresh_sums()
 
     def _send_numbers(self) -> None:
         rows: list[tuple[float, ...]] = []
@@ -281,12 +301,12 @@ class FusedPlan:
                 tensors.append((index, lr))
                 lr = 0.0
             logs = (math.log(beta) if beta > 0 else -math.inf for beta in (beta1, beta2))
-            rows.append((float(lr), beta1, beta2, group["eps"], group["weight_decay"], *logs))
+            rows.append((float(lr), beta1, beta2, group["eps"], group["weight_decay"], *logs, group["rounding_seed"]))
         for device in self.devices:
             if rows != self.sent:
-                self._send(self.numbers[device], torch.tensor(rows, dtype=torch.float64))
+                self._send(self.numbers[device], torch.tensor(rows, dtype=torch.float64, device="cpu"))
             for index, lr in tensors:
-                self.numbers[device][index, 0].copy_(lr.detach().reshape(()), non_blocking=True)
+                self.numbers[device][index, 0].copy_(lr.detach().reshape(()), non_blocking=device.type != "cpu")
         self.sent = rows
 
     def _send(self, table: Tensor, values: Tensor) -> None:
@@ -305,7 +325,7 @@ class FusedPlan:
                 self._add_up()
             return
         for launch in self.launches:
-            self._run(launch, None, None, rebuild=True)
+            self._run(launch, rebuild=True)
         self.summed_with = now
         self._add_up()
 
@@ -333,20 +353,52 @@ class FusedPlan:
                         shares.append((n * group["eps"] ** -group["norm"], n))
         return shares
 
-    def _run(self, launch: _Launch, grad_scale: Tensor | None, found_inf: Tensor | None, rebuild: bool) -> None:
-        """Launch the two kernels. With ``rebuild`` nothing moves: the rates of all tensors are summed."""
-        kernels, n = triton_kernels(), len(launch.params)
+    def _run(
+        self,
+        launch: _Launch,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        *,
+        rebuild: bool = False,
+        only: int | None = None,
+    ) -> None:
+        """Move the tensors that have a gradient, or only one. With ``rebuild`` nothing moves: all rates are summed."""
+        rows = (0, len(launch.params)) if only is None else (only, only + 1)
+        blocks = launch.first_blocks[rows[0]], launch.first_blocks[rows[1]]
+        grad_scale, found_inf = (x if x is None else x.to(launch.device) for x in (grad_scale, found_inf))
+        if launch.on_triton:
+            self._run_on_triton(launch, rows, blocks, grad_scale, found_inf, rebuild=rebuild)
+            return
+        flags = native.flags_of(launch.dtype, launch.block, launch.flags, normalised=self.normalised, rebuild=rebuild)
+        numbers, totals = self.numbers[launch.device], self.totals[launch.device]
+        tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums
+        native.step(flags, tables, grad_scale, found_inf, rows, blocks)
+
+    def _run_on_triton(
+        self,
+        launch: _Launch,
+        rows: tuple[int, int],
+        blocks: tuple[int, int],
+        grad_scale: Tensor | None,
+        found_inf: Tensor | None,
+        *,
+        rebuild: bool,
+    ) -> None:
+        kernels, n = triton_kernels(), rows[1] - rows[0]
+        whole = n == len(launch.params)
+        tables = [launch.tensors, launch.grads, launch.shared]
+        tensors, grads, shared = tables if whole else [x[slice(*rows)] for x in tables]
         common = {"NORMALISED": self.normalised, "REBUILD": rebuild, "NORM": launch.flags["NORM"]}
         nothing = launch.shared  # stands for an argument that is not read
         with _on(launch.device):
             kernels.prepare[(-(-n // 64),)](
-                launch.tensors,
-                launch.grads,
+                tensors,
+                grads,
                 self.numbers[launch.device],
                 self.totals[launch.device],
-                launch.shared,
-                nothing if grad_scale is None else grad_scale.to(launch.device),
-                nothing if found_inf is None else found_inf.to(launch.device),
+                shared,
+                nothing if grad_scale is None else grad_scale,
+                nothing if found_inf is None else found_inf,
                 n,
                 SKIPS=found_inf is not None,
                 SCALED=grad_scale is not None,
@@ -355,18 +407,19 @@ class FusedPlan:
                 num_warps=2,
                 **common,
             )
-            if len(launch.blocks):
-                kernels.delayed_pass[(len(launch.blocks),)](
+            if blocks[0] < blocks[1]:
+                kernels.delayed_pass[(blocks[1] - blocks[0],)](
                     launch.tensors,
                     launch.grads,
-                    launch.blocks,
+                    launch.blocks if whole else launch.blocks[slice(*blocks)],
                     launch.shared,
-                    launch.sums,
+                    launch.sums if whole else launch.sums[slice(*blocks)],
                     DTYPE=kernels.DTYPES[launch.dtype],
                     DECOUPLED=launch.flags["DECOUPLED"],
                     DECAYS=launch.flags["DECAYS"],
                     ACTIVE_ONLY=launch.flags["ACTIVE_ONLY"],
                     MAXIMIZE=launch.flags["MAXIMIZE"],
+                    ROUNDING=launch.flags["ROUNDING"],
                     BLOCK=launch.block,
                     num_warps=WARPS,
                     **common,

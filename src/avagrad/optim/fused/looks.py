@@ -1,0 +1,202 @@
+"""Looks at all tensors before a fused step: are they where the tables say, and where are their gradients?
+
+A step must not write to memory that a parameter has left, nor read a gradient as what it is not. Asked from Python,
+these questions cost more than the step itself where tensors are many and small: a microsecond for each. So they are
+asked by native code, which reaches torch through its C interface and four of its C++ functions by their names.
+:class:`PythonLooks` asks the same where there is no compiler or a name is missing.
+"""
+
+import ctypes
+import functools
+import weakref
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.fused.native import library
+
+__all__ = ["Looks", "NativeLooks", "PythonLooks", "looks_at", "same_layout"]
+
+State = dict[str, Tensor]
+
+
+class Looks(Protocol):
+    """What a launch asks of its parameters and their states."""
+
+    def are_as_they_were(self) -> bool:
+        """Tell whether parameters and state tensors are the same ones, in the same memory, laid out alike.
+
+        What cannot be seen is who writes to a tensor in place.
+        """
+
+    def gradients(self) -> Tensor | None:
+        """Return the address of each gradient (int64), 0 for none; None if one is not laid out as its parameter."""
+
+    def bump_versions(self, gradients: Tensor) -> None:
+        """Tell autograd that the parameters that have a gradient have been written to."""
+
+
+def looks_at(params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str]) -> Looks:
+    """Return looks at parameters and the named tensors of their states: native ones where they can be had."""
+    functions = _functions()
+    return PythonLooks(params, states, keys) if functions is None else NativeLooks(params, states, keys, functions)
+
+
+def same_layout(g: Tensor, p: Tensor) -> bool:
+    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing.
+
+    >>> same_layout(torch.ones(2, 3), torch.ones(3, 2).t())
+    False
+    >>> same_layout(torch.ones(1, 3), torch.ones(3, 1).t())
+    True
+    """
+    if g.shape != p.shape:
+        return False
+    return g.stride() == p.stride() or all(
+        a == b or n <= 1 for a, b, n in zip(g.stride(), p.stride(), p.shape, strict=True)
+    )
+
+
+class PythonLooks:
+    """The looks, from Python."""
+
+    def __init__(self, params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str]) -> None:
+        self.params, self.states = params, states
+        self.kept = [(state, key, state[key]) for state in states for key in keys if key in state]
+        self.lay = self._lie()
+
+    def _lie(self) -> list[Any]:
+        tensors = [*self.params, *(x for _, _, x in self.kept)]
+        return [list(map(of, tensors)) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride)]
+
+    def are_as_they_were(self) -> bool:
+        """See :class:`Looks`."""
+        return all(state.get(key) is x for state, key, x in self.kept) and self._lie() == self.lay
+
+    def gradients(self) -> Tensor | None:
+        """See :class:`Looks`."""
+        grads: list[Tensor | None] = list(map(attrgetter("grad"), self.params))
+        for p, g in zip(self.params, grads, strict=True):
+            if g is not None and (g.layout != torch.strided or g.dtype != p.dtype or not same_layout(g, p)):
+                return None
+            if g is not None and (g.is_conj() or g.is_neg()):
+                return None
+        # An empty gradient is at no address, and is counted all the same.
+        addresses = [0 if g is None else g.data_ptr() or 1 for g in grads]
+        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
+
+    def bump_versions(self, gradients: Tensor) -> None:
+        """See :class:`Looks`."""
+        moved = [p for p, at in zip(self.params, gradients.tolist(), strict=True) if at]
+        torch.autograd.graph.increment_version(moved)
+
+
+class NativeLooks:
+    """The looks, by native code; the rows are as ``native.c`` reads them."""
+
+    def __init__(
+        self, params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str], functions: "_Functions"
+    ) -> None:
+        # Python's objects are told apart by their addresses, so they are kept alive.
+        self.alive = [params, states, [list(state.values()) for state in states], keys]
+        self.code, self.functions, self.n, self.keys = _code(), ctypes.byref(functions), len(params), len(keys)
+        tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
+        capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
+        handles = [_pointer_in(capsule) for capsule in capsules]
+        weakref.finalize(self, _release, handles)
+        handle = iter(handles)
+        of_params = [next(handle) for _ in params]
+        rows: list[int] = []
+        layouts: list[int] = []
+        for p, state, of_p in zip(params, states, of_params, strict=True):
+            dtype = ctypes.c_int32()
+            _torch("aoti_torch_get_dtype")(ctypes.c_void_p(of_p), ctypes.byref(dtype))
+            rows += [of_p, p.data_ptr(), dtype.value, len(layouts), id(state)]
+            layouts += [p.dim(), *p.shape, *p.stride()]
+            for key in keys:
+                absent = [0, 0, 0, 0]
+                rows += [id(key), id(state[key]), next(handle), state[key].data_ptr()] if key in state else absent
+        self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
+        self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
+        self.addresses = torch.zeros(self.n, dtype=torch.int64, device="cpu")
+
+    def _ask(self, function: Any, *tables: Tensor) -> Any:
+        n, states = ctypes.c_int64(self.n), ctypes.c_int64(self.keys)
+        pointers = [ctypes.c_void_p(table.data_ptr()) for table in tables]
+        return function(self.functions, ctypes.c_void_p(self.rows.data_ptr()), n, states, *pointers)
+
+    def are_as_they_were(self) -> bool:
+        """See :class:`Looks`."""
+        return bool(self._ask(self.code.avagrad_is_as_it_was, self.layouts))
+
+    def gradients(self) -> Tensor | None:
+        """See :class:`Looks`. The tensor is written to again by the next call."""
+        return self.addresses if self._ask(self.code.avagrad_gradients, self.layouts, self.addresses) else None
+
+    def bump_versions(self, gradients: Tensor) -> None:
+        """See :class:`Looks`."""
+        self._ask(self.code.avagrad_bump_versions, gradients)
+
+
+class _Functions(ctypes.Structure):
+    """As ``Functions`` in native.c."""
+
+    _fields_ = [
+        (name, ctypes.c_void_p)
+        for name in (
+            "data_ptr", "sizes", "strides", "dim", "dtype", "layout", "is_defined",
+            "grad", "is_neg", "is_conj", "bump_version", "dict_item",
+        )
+    ]  # fmt: skip
+
+
+@functools.cache
+def _functions() -> _Functions | None:
+    """Return the functions that native code calls; None if it, or one of them, cannot be had."""
+    names = {name: f"aoti_torch_get_{name}" for name in ("data_ptr", "sizes", "strides", "dim", "dtype", "layout")}
+    names |= {
+        "is_defined": "aoti_torch_is_defined",
+        "grad": "_ZNK3c1010TensorImpl4gradEv",  # c10::TensorImpl::grad() const
+        "is_neg": "_ZN2at6native6is_negERKNS_6TensorE",  # at::native::is_neg(at::Tensor const&)
+        "is_conj": "_ZN2at6native7is_conjERKNS_6TensorE",
+        "bump_version": "_ZN5torch8autograd4impl12bump_versionERKN2at6TensorE",
+    }
+    if isinstance(library(), str) or not hasattr(torch._C, "_aoti"):
+        return None
+    try:
+        found = {name: ctypes.cast(_torch(symbol), ctypes.c_void_p) for name, symbol in names.items()}
+    except (OSError, AttributeError):
+        return None
+    return _Functions(**found, dict_item=ctypes.cast(ctypes.pythonapi.PyDict_GetItem, ctypes.c_void_p))
+
+
+def _torch(symbol: str) -> Any:
+    return getattr(_torch_library(), symbol)
+
+
+@functools.cache
+def _torch_library() -> ctypes.CDLL:
+    return ctypes.CDLL(str(torch._C.__file__))  # a name is looked for in the libraries that it has loaded, too
+
+
+@functools.cache
+def _code() -> ctypes.PyDLL:
+    """Return the library for calls that keep Python's lock: they look into its dicts."""
+    code = ctypes.PyDLL(library()._name)
+    for name in ("avagrad_is_as_it_was", "avagrad_gradients"):
+        getattr(code, name).restype = ctypes.c_bool
+    return code
+
+
+def _pointer_in(capsule: Any) -> int:
+    get = ctypes.pythonapi.PyCapsule_GetPointer
+    get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
+    return int(get(capsule, None))
+
+
+def _release(handles: list[int]) -> None:
+    for handle in handles:
+        _torch("aoti_torch_delete_tensor_object")(ctypes.c_void_p(handle))

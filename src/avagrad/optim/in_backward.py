@@ -1,0 +1,112 @@
+"""Stepping inside backward: each parameter moves as soon as its gradient is complete, and the gradient is freed.
+
+Gradients then never exist all at once. For the delayed family this is exact, since the rates and their norm come from
+the past and are known before backward begins.
+"""
+
+import threading
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from avagrad.optim.base import RuleOptimizer
+
+__all__ = ["StepInBackward"]
+
+
+class StepInBackward:
+    """What :meth:`RuleOptimizer.step_in_backward` returns: a context in which backward takes the steps."""
+
+    def __init__(self, opt: "RuleOptimizer") -> None:
+        self._opt, self._owner = opt, type(opt).__name__
+        self._handles: list[Any] = []
+        self._lock = threading.Lock()  # backward has a thread for each device
+        self._task: int | None = None  # the backward that has begun the step
+        self._moved: set[int] = set()
+
+    def __enter__(self) -> "StepInBackward":
+        if self._opt._in_backward is not None:
+            raise RuntimeError(
+                f"{self._owner}: step_in_backward() is entered while another one of this optimizer is in use or waits "
+                "for its step(): leave that one first."
+            )
+        if any(group["differentiable"] for group in self._opt.param_groups):
+            raise ValueError(
+                f"{self._owner}: differentiable is True, but must be False for step_in_backward(): autograd cannot "
+                "follow a step that is taken while it runs."
+            )
+        self._opt._in_backward = self
+        # Or a GradScaler would look for gradients itself, and complain of finding none.
+        self._scales = getattr(self._opt, "_step_supports_amp_scaling", False)
+        self._opt._step_supports_amp_scaling = True
+        for group in self._opt.param_groups:
+            self.watch(group["params"])
+        return self
+
+    def watch(self, params: list[Tensor]) -> None:
+        """Move these parameters, too, when their gradients are complete."""
+        for p in params:
+            if p.requires_grad:
+                self._handles.append(p.register_post_accumulate_grad_hook(self._complete))  # type: ignore[no-untyped-call]
+
+    def __exit__(self, *_: object) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+        if self._task is None:  # else step() is still to come
+            self._leave()
+
+    def _leave(self) -> None:
+        self._opt._in_backward = None
+        self._opt._step_supports_amp_scaling = self._scales
+
+    @torch.no_grad()
+    def _complete(self, p: Tensor) -> None:
+        with self._lock:
+            task = torch._C._current_graph_task_id()
+            if self._task is None:
+                self._opt._begin_step()
+                self._task = task
+            elif self._task != task:
+                raise RuntimeError(
+                    f"{self._owner}: a second backward() before step(), but inside step_in_backward() the first one "
+                    "has already moved the parameters: call step() after each backward(); to accumulate gradients, "
+                    "add up the losses or leave the context. (Reentrant checkpointing is a backward inside of "
+                    "backward: use use_reentrant=False.)"
+                )
+            self._opt._move_one(p)
+            self._moved.add(id(p))
+            p.grad = None
+
+    def close(self, closure: object) -> bool:
+        """End the step that backward has begun; False if there is none. Called by ``step()``."""
+        opt = self._opt
+        if closure is not None:
+            raise RuntimeError(
+                f"{self._owner}: step() is given a closure, but inside step_in_backward() a step is taken by the one "
+                "backward() before it: call backward() yourself and step() without a closure, or leave the context."
+            )
+        if getattr(opt, "grad_scale", None) is not None or getattr(opt, "found_inf", None) is not None:
+            raise RuntimeError(
+                f"{self._owner}: step() is called by a GradScaler, but inside step_in_backward() the parameters have "
+                "already moved, by gradients that were still scaled: go back to the last checkpoint, and use bfloat16 "
+                "without a scaler, or leave the context."
+            )
+        if self._task is None:
+            return False
+        left = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
+        if any(id(p) in self._moved for p in left):
+            raise RuntimeError(
+                f"{self._owner}: a parameter that backward has already moved has a gradient again: inside "
+                "step_in_backward() set no gradients between backward() and step()."
+            )
+        for p in left:  # their gradients have come from elsewhere
+            opt._move_one(p)
+            self._moved.add(id(p))
+        opt._end_step(self._moved)
+        self._task, self._moved = None, set()
+        if not self._handles:
+            self._leave()
+        return True

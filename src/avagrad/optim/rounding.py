@@ -1,0 +1,110 @@
+"""How a half-precision parameter takes a value that was worked out in float32: rounded once, in one of three ways.
+
+Rounding to nearest loses every update that is smaller than half a unit in the last place of the parameter: in
+bfloat16, with its 8 digits, training stalls when updates fall below 1/512 of the weights. Stochastic rounding goes
+up or down at random so that the mean is right; Kahan's summation keeps what rounding cut off and adds it next time.
+
+The random bits are a hash of (seed, step, place of the parameter, place of the element): the same on every replica,
+after a resume, and whether or not the step is taken inside backward.
+"""
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.rules import Scalar
+
+__all__ = ["ROUNDINGS", "is_half", "random_bits", "rounded_at_random", "store"]
+
+ROUNDINGS = ("nearest", "stochastic", "kahan")
+_LOW = 0xFFFFFFFF
+
+
+def is_half(dtype: torch.dtype) -> bool:
+    """Tell whether parameters of this dtype (or pairs of it) are rounded.
+
+    >>> is_half(torch.bfloat16), is_half(torch.float32)
+    (True, False)
+    """
+    return dtype in (torch.bfloat16, torch.float16)
+
+
+def store(
+    w: Tensor,
+    wide: Tensor,
+    *,
+    rounding: str = "nearest",
+    compensation: Tensor | None = None,
+    seed: int = 0,
+    t: Scalar = 0,
+    place: int = 0,
+    origin: int = 0,
+) -> None:
+    """Write a value into a parameter; with a compensation, write there what was cut off.
+
+    ``t`` counts the parameter's gradients, ``place`` is its place among all parameters, ``origin`` is where in its
+    storage the whole parameter begins (``w`` may be a part of it).
+
+    >>> w, rest = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
+    >>> store(w, torch.tensor([1.001]), rounding="kahan", compensation=rest)
+    >>> w.float() + rest.float()
+    tensor([1.0010])
+    """
+    if rounding == "nearest" or not is_half(w.dtype):
+        w.copy_(wide)
+    elif rounding == "stochastic":
+        w.copy_(rounded_at_random(wide, w.dtype, random_bits(seed, t, place, _positions(w, origin))))
+    else:
+        assert compensation is not None
+        w.copy_(wide)
+        cut_off = wide - w
+        compensation.copy_(torch.where(cut_off == cut_off, cut_off, 0.0))  # inf - inf
+
+
+def random_bits(seed: int, t: Scalar, place: int, element: Tensor) -> Tensor:
+    """Return 32 random bits for each element: a hash, so nothing has to be kept or passed on.
+
+    >>> random_bits(0, 1, 0, torch.arange(2))
+    tensor([1461123477, 2317529112])
+    """
+    t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
+    key = _mix((_mix((_mix(seed) + t) & _LOW) + place) & _LOW)
+    return _mix((key + (element & _LOW) * 0x9E3779B9) & _LOW)  # type: ignore[return-value]
+
+
+def rounded_at_random(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
+    """Round float32 up or down with the probabilities that make the mean right.
+
+    Random digits are added to those that are cut off. Below float16's normal numbers its step stays that of
+    those just above, so these are shifted there first.
+
+    >>> rounded_at_random(torch.tensor([1.0, 1.001]), torch.bfloat16, torch.tensor([2**32 - 1, 2**32 - 1]))
+    tensor([1.0000, 1.0078], dtype=torch.bfloat16)
+    """
+    assert x.dtype == torch.float32
+    digits = 16 if dtype == torch.bfloat16 else 13
+    least = 0.0 if dtype == torch.bfloat16 else 2.0**-14
+    size = x.abs()
+    shift = torch.where(size < least, least, 0.0)
+    integers = (size + shift).view(torch.int32)
+    integers = (integers + (bits >> (32 - digits)).to(torch.int32)) & -(1 << digits)
+    rounded = torch.copysign(integers.view(torch.float32) - shift, x)
+    return torch.where(x == x, rounded, x).to(dtype)
+
+
+def _mix(h: Tensor | int) -> Tensor | int:
+    """Let every bit of a 32-bit number depend on all others (the finish of MurmurHash3)."""
+    h = h ^ (h >> 16)
+    h = (h * 0x85EBCA6B) & _LOW
+    h = h ^ (h >> 13)
+    h = (h * 0xC2B2AE35) & _LOW
+    return h ^ (h >> 16)
+
+
+def _positions(w: Tensor, origin: int) -> Tensor:
+    """Return for each element its place in memory, counted from where the whole parameter begins."""
+    positions = torch.zeros((), dtype=torch.int64, device=w.device)
+    for dim, (size, stride) in enumerate(zip(w.shape, w.stride(), strict=True)):
+        along = torch.arange(size, dtype=torch.int64, device=w.device) * stride
+        positions = positions + along.reshape([-1 if d == dim else 1 for d in range(w.dim())])
+    positions = torch.add(positions, int(w.storage_offset()) - origin)
+    return positions.expand(w.shape)
