@@ -151,11 +151,11 @@ class Training:
         return float(begin.elapsed_time(end)) / STEPS
 
 
-def variants(model: Callable[[], nn.Module], device: torch.device) -> dict[str, Callable[[], Training]]:
-    """Return the ways to train; AvaGrad's fused kernels need CUDA."""
+def variants(model: Callable[[], nn.Module]) -> dict[str, Callable[[], Training]]:
+    """Return the ways to train."""
 
     def ava(params: Iterable[Tensor]) -> Any:
-        return avagrad.AvaGrad(params, lr=0.1, fused=True if device.type == "cuda" else None)
+        return avagrad.AvaGrad(params, lr=0.1, fused=True)
 
     return {
         ORDINARY: lambda: Training(model, ava, within=False),
@@ -231,7 +231,7 @@ def main() -> None:
     for batch in arguments.batches:
         rng = torch.Generator().manual_seed(0)
         tokens = torch.randint(arguments.vocabulary, (batch, arguments.length + 1), generator=rng).to(device)
-        rows += measure(variants(model, device), tokens)
+        rows += measure(variants(model), tokens)
     about = bench.describe(device)
     everything, largest = sum(sizes), max(sizes)
     print(f"gradients {everything:.1f} MB, the largest {largest:.1f} MB; ", end="")

@@ -4,6 +4,7 @@ Needs torch alone. ``benchmarks/step.py`` calls it.
 """
 
 import importlib.util
+import inspect
 import json
 import platform
 import statistics
@@ -73,20 +74,24 @@ class Row:
     extra_megabytes: float | None  # peak memory above parameters, gradients and state
 
 
-def variants(device: torch.device) -> dict[str, Callable[[list[Tensor]], Any]]:
+def variants(dtype: torch.dtype) -> dict[str, Callable[[list[Tensor]], Any]]:
     """Return the optimizers to compare; torch's fused AdamW, which all are compared with, comes first."""
     made: dict[str, Callable[[list[Tensor]], Any]] = {"torch AdamW fused": lambda p: torch.optim.AdamW(p, fused=True)}
     made["torch Adam fused"] = lambda p: torch.optim.Adam(p, fused=True)
     made["torch AdamW foreach"] = lambda p: torch.optim.AdamW(p, foreach=True)
-    if device.type == "cuda":
-        made["AvaGrad fused"] = lambda p: avagrad.AvaGrad(p, fused=True)
-        made["AvaGradW fused"] = lambda p: avagrad.AvaGradW(p, weight_decay=1e-4, fused=True)
-        made["DelayedAdam fused"] = lambda p: avagrad.DelayedAdam(p, fused=True)
+    made["AvaGrad fused"] = lambda p: avagrad.AvaGrad(p, fused=True)
+    made["AvaGradW fused"] = lambda p: avagrad.AvaGradW(p, weight_decay=1e-4, fused=True)
+    made["DelayedAdam fused"] = lambda p: avagrad.DelayedAdam(p, fused=True)
+    if dtype == torch.bfloat16:
+        made["AvaGrad fused, stochastic"] = lambda p: avagrad.AvaGrad(p, fused=True, rounding="stochastic")
+        made["AvaGrad fused, kahan"] = lambda p: avagrad.AvaGrad(p, fused=True, rounding="kahan")
     made["AvaGrad foreach"] = lambda p: avagrad.AvaGrad(p, foreach=True)
     made["AvaGrad loop"] = lambda p: avagrad.AvaGrad(p, foreach=False)
     if importlib.util.find_spec("pytorch_optimizer"):
         peer: Any = importlib.import_module("pytorch_optimizer").AvaGrad
         made["pytorch_optimizer AvaGrad"] = lambda p: peer(p)
+        if "foreach" in inspect.signature(peer).parameters:
+            made["pytorch_optimizer AvaGrad, foreach=False"] = lambda p: peer(p, foreach=False)
     return made
 
 
@@ -185,7 +190,7 @@ def run(device: torch.device, names: Iterable[str], optimizers: Iterable[str] | 
         moments = 16  # read and write two float32 moments
         floor = n * (3 * params[0].element_size() + moments) / bandwidth * 1e3
         adamw: float | None = None
-        for label, make in variants(device).items():
+        for label, make in variants(dtype).items():
             if optimizers is not None and label not in optimizers:
                 continue
             opt = make(params)

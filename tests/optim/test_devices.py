@@ -1,5 +1,6 @@
 """Several devices, fake ones, CUDA graphs, and which path is chosen where."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -73,19 +74,24 @@ def test_cpu_and_cuda_parameters_share_one_gamma(name: str, path: str) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("use_foreach", [False, True])
-def test_a_cuda_graph_holds_the_step(name: str, use_foreach: bool) -> None:
-    def start() -> tuple[list[torch.nn.Parameter], Any, Tensor]:
-        params = [torch.nn.Parameter(p.detach().cuda()) for p in parameters(torch.float64)]
-        lr = torch.tensor(0.05, dtype=torch.float64, device="cuda")
-        opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, capturable=True, foreach=use_foreach)
-        for p in params:
-            p.grad = torch.ones_like(p)
-        return params, opt, lr
+@pytest.mark.parametrize(
+    ("name", "path"), [*itertools.product(ALL, ["loop", "foreach"]), *itertools.product(DELAYED, ["fused"])]
+)
+def test_a_cuda_graph_holds_the_step(name: str, path: str) -> None:
+    dtype = torch.float32 if path == "fused" else torch.float64
 
-    eager, eager_opt, eager_lr = start()
-    graphed, graphed_opt, graphed_lr = start()
+    def start() -> tuple[list[torch.nn.Parameter], list[Tensor], Any, Tensor]:
+        params = [torch.nn.Parameter(p.detach().cuda()) for p in parameters(dtype)]
+        lr = torch.tensor(0.05, dtype=dtype, device="cuda")
+        how = {"fused": True} if path == "fused" else {"foreach": path == "foreach"}
+        opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, capturable=True, **how)
+        grads = [torch.ones_like(p) for p in params]
+        for p, g in zip(params, grads, strict=True):
+            p.grad = g
+        return params, grads, opt, lr
+
+    eager, eager_grads, eager_opt, eager_lr = start()
+    graphed, graphed_grads, graphed_opt, graphed_lr = start()
     side = torch.cuda.Stream()  # type: ignore[no-untyped-call]
     with torch.cuda.stream(side):
         for opt in (eager_opt, graphed_opt):
@@ -94,20 +100,24 @@ def test_a_cuda_graph_holds_the_step(name: str, use_foreach: bool) -> None:
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
+        for p, g in zip(graphed, graphed_grads, strict=True):
+            p.grad = g * 1  # a gradient of the graph's own, elsewhere in memory
         graphed_opt.step()
     rng = torch.Generator().manual_seed(0)
     for t in range(14):
-        for p, q in zip(eager, graphed, strict=True):
-            g = torch.randn(p.shape, generator=rng, dtype=torch.float64).cuda()
-            p.grad.copy_(g)  # type: ignore[union-attr]
-            q.grad.copy_(g)  # type: ignore[union-attr]
+        for mine, theirs in zip(eager_grads, graphed_grads, strict=True):
+            g = torch.randn(mine.shape, generator=rng, dtype=dtype).cuda()
+            mine.copy_(g)
+            theirs.copy_(g)
         for lr in (eager_lr, graphed_lr):
             lr.fill_(0.05 / (t + 1))
         eager_opt.step()
         graph.replay()
     torch.cuda.synchronize()
     for p, q in zip(eager, graphed, strict=True):
-        torch.testing.assert_close(p, q, rtol=1e-12, atol=1e-13)
+        tolerance = 0.0 if path == "fused" else 1e-12
+        torch.testing.assert_close(p, q, rtol=tolerance, atol=tolerance)
+    assert all(state["step"] == 16 for state in graphed_opt.state.values())
 
 
 @pytest.mark.gpu

@@ -12,15 +12,17 @@ from problems import DELAYED, FUSED, FUSED_PATHS, gradients, laid_out_as, optimi
 from torch import Tensor
 
 from avagrad import AvaGrad
-from avagrad.optim.fused import plan
+from avagrad.optim.fused import looks, plan
 
 NAN, INF = float("nan"), float("inf")
 HERE = "cpu"
 
 
-@pytest.fixture(autouse=True, params=FUSED_PATHS)
+@pytest.fixture(autouse=True, params=[*FUSED_PATHS, "native, looks from Python"])
 def path(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(sys.modules[__name__], "HERE", take_fused_path(request.param, monkeypatch))
+    if "looks" in request.param:
+        monkeypatch.setattr(looks, "_functions", lambda: None)
     return str(request.param)
 
 

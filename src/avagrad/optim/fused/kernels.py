@@ -30,14 +30,13 @@ def _mix(h):
     return h ^ (h >> 16)
 
 
-# One tensor of many is a table that begins anywhere, and no reason to compile again.
-@triton.jit(do_not_specialize=["n"], do_not_specialize_on_alignment=["tensors", "grads", "shared"])
+@triton.jit
 def prepare(
     tensors, grads, numbers, totals, shared, grad_scale, found_inf, n,
-    NORMALISED: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr,
+    NORMALISED: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Leave each tensor's shared numbers in its row of ``shared``; without ``REBUILD``, add 1 to its ``step``."""
+    """Leave each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, count the gradients in ``step``."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     row = tensors + index * _TENSORS
@@ -102,7 +101,8 @@ def prepare(
     # By way of a signed number of 64 bits, which every device casts alike.
     key = _mix(_mix(_mix(seed.to(tl.int64).to(tl.uint32)) + t.to(tl.int64).to(tl.uint32)) + place)
     tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), key, mask=mask)
-    tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
+    if COUNTS:
+        tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
 
 
 @triton.jit
@@ -199,15 +199,18 @@ def _block(
             tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float64) * counts)
 
 
-@triton.jit(do_not_specialize_on_alignment=["blocks", "sums"])
+@triton.jit(do_not_specialize=["first_block", "gradient"])
 def delayed_pass(
-    tensors, grads, blocks, shared, sums,
-    ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
+    tensors, grads, blocks, shared, sums, first_block, gradient,
+    ONE: tl.constexpr, ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
     NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all."""
-    block = tl.program_id(0)
+    """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all.
+
+    With ``ONE`` the blocks are those of one tensor, which moves by the gradient at the given address.
+    """
+    block = first_block + tl.program_id(0)
     index = tl.load(blocks + 2 * block).to(tl.int64)
     start = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK
     its_shared = shared + index * _SHARED
@@ -216,7 +219,7 @@ def delayed_pass(
         w_bits = tl.load(row)
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)
-        g_bits = tl.load(grads + index)
+        g_bits = gradient.to(tl.int64) if ONE else tl.load(grads + index)
         rest_bits = tl.load(row + 7)
         n = tl.load(row + 4)
         w_at = w_bits.to(tl.pointer_type(DTYPE))

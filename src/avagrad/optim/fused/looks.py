@@ -18,7 +18,7 @@ from torch import Tensor
 
 from avagrad.optim.fused.native import library
 
-__all__ = ["Looks", "NativeLooks", "PythonLooks", "looks_at", "same_layout"]
+__all__ = ["DictLook", "Looks", "NativeLooks", "PythonLooks", "looks_at", "same_layout"]
 
 State = dict[str, Tensor]
 
@@ -101,7 +101,7 @@ class NativeLooks:
         self, params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str], functions: "_Functions"
     ) -> None:
         # Python's objects are told apart by their addresses, so they are kept alive.
-        self.alive = [params, states, [list(state.values()) for state in states], keys]
+        self.alive = [params, states, [list(state.items()) for state in states]]
         self.code, self.functions, self.n, self.keys = _code(), ctypes.byref(functions), len(params), len(keys)
         tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
         capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
@@ -116,9 +116,10 @@ class NativeLooks:
             _torch("aoti_torch_get_dtype")(ctypes.c_void_p(of_p), ctypes.byref(dtype))
             rows += [of_p, p.data_ptr(), dtype.value, len(layouts), id(state)]
             layouts += [p.dim(), *p.shape, *p.stride()]
+            its_keys = {key: id(key) for key in state}  # equal strings may be several objects
             for key in keys:
                 absent = [0, 0, 0, 0]
-                rows += [id(key), id(state[key]), next(handle), state[key].data_ptr()] if key in state else absent
+                rows += [its_keys[key], id(state[key]), next(handle), state[key].data_ptr()] if key in state else absent
         self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
         self.addresses = torch.zeros(self.n, dtype=torch.int64, device="cpu")
@@ -141,6 +142,29 @@ class NativeLooks:
         self._ask(self.code.avagrad_bump_versions, gradients)
 
 
+class DictLook:
+    """A look at a dict: does it still hold the same keys and values? By identity; tensors cannot be compared.
+
+    >>> d = {"a": [1]}
+    >>> look = DictLook(d)
+    >>> look.are_as_they_were(d), look.are_as_they_were({"a": [1]})
+    (True, False)
+    """
+
+    def __init__(self, objects: dict[Any, Any]) -> None:
+        self.items = list(objects.items())
+        ids = [id(x) for item in self.items for x in item]
+        self.ids = torch.tensor(ids, dtype=torch.int64, device="cpu")
+
+    def are_as_they_were(self, objects: dict[Any, Any]) -> bool:
+        """Tell whether the dict holds what it did, in the same order."""
+        if (functions := _functions()) is None:
+            same = (p is q and s is r for (p, s), (q, r) in zip(self.items, objects.items(), strict=True))
+            return len(self.items) == len(objects) and all(same)
+        ids, n = ctypes.c_void_p(self.ids.data_ptr()), ctypes.c_int64(len(self.items))
+        return bool(_code().avagrad_holds(ctypes.byref(functions), ctypes.c_void_p(id(objects)), ids, n))
+
+
 class _Functions(ctypes.Structure):
     """As ``Functions`` in native.c."""
 
@@ -148,7 +172,7 @@ class _Functions(ctypes.Structure):
         (name, ctypes.c_void_p)
         for name in (
             "data_ptr", "sizes", "strides", "dim", "dtype", "layout", "is_defined",
-            "grad", "is_neg", "is_conj", "bump_version", "dict_item",
+            "grad", "is_neg", "is_conj", "bump_version", "dict_next",
         )
     ]  # fmt: skip
 
@@ -170,7 +194,7 @@ def _functions() -> _Functions | None:
         found = {name: ctypes.cast(_torch(symbol), ctypes.c_void_p) for name, symbol in names.items()}
     except (OSError, AttributeError):
         return None
-    return _Functions(**found, dict_item=ctypes.cast(ctypes.pythonapi.PyDict_GetItem, ctypes.c_void_p))
+    return _Functions(**found, dict_next=ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p))
 
 
 def _torch(symbol: str) -> Any:
@@ -186,7 +210,7 @@ def _torch_library() -> ctypes.CDLL:
 def _code() -> ctypes.PyDLL:
     """Return the library for calls that keep Python's lock: they look into its dicts."""
     code = ctypes.PyDLL(library()._name)
-    for name in ("avagrad_is_as_it_was", "avagrad_gradients"):
+    for name in ("avagrad_is_as_it_was", "avagrad_gradients", "avagrad_holds"):
         getattr(code, name).restype = ctypes.c_bool
     return code
 

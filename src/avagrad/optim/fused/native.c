@@ -173,7 +173,7 @@ typedef struct {
     bool (*is_neg)(void *);
     bool (*is_conj)(void *);
     void (*bump_version)(void *);
-    void *(*dict_item)(void *, void *);
+    int (*dict_next)(void *, intptr_t *, void **, void **);
 } Functions;
 
 enum { TENSOR, ADDRESS, DTYPE, LAYOUT, DICT, PARAMETER }; /* of a parameter; then for each tensor of its state: */
@@ -196,18 +196,40 @@ static bool is_laid_out(const Functions *f, void *tensor, const int64_t *layout,
     return true;
 }
 
+/* Tell whether a state has the same tensors under our keys, in the same memory; other keys are the user's. */
+static bool has_its_tensors(const Functions *f, void *dict, const int64_t *states, const int64_t *end) {
+    intptr_t place = 0;
+    void *key, *value, *at;
+    int64_t missing = 0;
+    for (const int64_t *s = states; s < end; s += STATE) missing += s[KEY] != 0;
+    while (f->dict_next(dict, &place, &key, &value))
+        for (const int64_t *s = states; s < end; s += STATE) {
+            if ((int64_t)key != s[KEY]) continue;
+            if ((int64_t)value != s[OBJECT]) return false;
+            if (f->data_ptr((void *)s[STATE_TENSOR], &at) || (int64_t)at != s[STATE_ADDRESS]) return false;
+            missing--;
+        }
+    return missing == 0;
+}
+
 bool avagrad_is_as_it_was(const Functions *f, const int64_t *rows, int64_t n, int64_t states, const int64_t *layouts) {
     for (int64_t r = 0; r < n; r++, rows += PARAMETER + states * STATE) {
         void *at;
         if (f->data_ptr((void *)rows[TENSOR], &at) || (int64_t)at != rows[ADDRESS]) return false;
         if (!is_laid_out(f, (void *)rows[TENSOR], layouts + rows[LAYOUT], true)) return false;
-        for (const int64_t *s = rows + PARAMETER; s < rows + PARAMETER + states * STATE; s += STATE) {
-            if (!s[KEY]) continue;
-            if ((int64_t)f->dict_item((void *)rows[DICT], (void *)s[KEY]) != s[OBJECT]) return false;
-            if (f->data_ptr((void *)s[STATE_TENSOR], &at) || (int64_t)at != s[STATE_ADDRESS]) return false;
-        }
+        const int64_t *of_state = rows + PARAMETER;
+        if (!has_its_tensors(f, (void *)rows[DICT], of_state, of_state + states * STATE)) return false;
     }
     return true;
+}
+
+/* Tell whether a dict holds n keys and values, which are these objects in this order. */
+bool avagrad_holds(const Functions *f, void *dict, const int64_t *objects, int64_t n) {
+    intptr_t place = 0;
+    void *key, *value;
+    for (; f->dict_next(dict, &place, &key, &value); n--, objects += 2)
+        if (n == 0 || (int64_t)key != objects[0] || (int64_t)value != objects[1]) return false;
+    return n == 0;
 }
 
 /* Leave the address of each gradient, 0 for none; false if one is not laid out as its parameter. */

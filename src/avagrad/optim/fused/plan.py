@@ -15,8 +15,9 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.entries import Group, as_real, moment_dtype
+from avagrad.optim.foreach import count_gradients
 from avagrad.optim.fused import native
-from avagrad.optim.fused.looks import looks_at, same_layout
+from avagrad.optim.fused.looks import DictLook, looks_at, same_layout
 from avagrad.optim.fused.tables import NUMBERS, SHARED
 
 __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
@@ -156,7 +157,6 @@ class FusedPlan:
         # Not to keep the optimizer alive: its state is most of the memory that there is.
         self.opt, self.normalised = weakref.proxy(opt), normalised
         self.params = [list(group["params"]) for group in opt.param_groups]
-        self.state_of = list(opt.state.items())
         self.flags = [self._flags(group, decoupled) for group in opt.param_groups]
         self.decoupled = decoupled
         launches: dict[Any, _Launch] = {}
@@ -195,6 +195,7 @@ class FusedPlan:
             self.totals[device] = torch.zeros(2, dtype=torch.float64, device=device)
             shape = (len(opt.param_groups), len(NUMBERS))
             self.numbers[device] = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.state_objects = DictLook(opt.state)
         self.sent: list[tuple[float, ...]] = []
         self.kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
         self.summed_with: list[tuple[Any, ...]] | None = None  # the beta2 and eps that the sums were made with
@@ -229,11 +230,10 @@ class FusedPlan:
 
     def fits(self) -> bool:
         """Tell whether the optimizer is still the one that this plan was made for."""
-        groups, state_of = self.opt.param_groups, self.opt.state
+        groups = self.opt.param_groups
         return (
             len(groups) == len(self.params)
-            and len(state_of) == len(self.state_of)
-            and all(p is q and s is r for (p, s), (q, r) in zip(state_of.items(), self.state_of, strict=True))
+            and self.state_objects.are_as_they_were(self.opt.state)
             and all(group["bias_correction"] or all(p.requires_grad for p in group["params"]) for group in groups)
             and all(
                 len(group["params"]) == len(params) and all(map(is_, group["params"], params))
@@ -269,20 +269,30 @@ class FusedPlan:
     def begin(self) -> None:
         """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""
         self._settle()
+        self.moved: list[Tensor] = []
         for launch in self.launches:
             launch.sent = None
-            launch.grads.zero_()
+            launch.grads.fill_(1)  # all may move
+            if launch.on_triton:
+                self._prepare(launch, counts=False)
 
     def move(self, p: Tensor) -> None:
         """Move one parameter by its gradient, in a step that has begun."""
         launch, i = self.rows[id(p)]
         g = _laid_out(p)
-        launch.grads[i].fill_(g.data_ptr() or 1)
-        self._run(launch, only=i)
+        blocks = launch.first_blocks[i], launch.first_blocks[i + 1]
+        if launch.on_triton:
+            self._pass(launch, blocks, gradient=g.data_ptr())
+            self.moved.append(launch.states[i]["step"])
+        else:
+            launch.grads[i] = g.data_ptr() or 1
+            self._run_natively(launch, (i, i + 1), blocks)
         torch.autograd.graph.increment_version(p)
 
     def end(self) -> None:
         """End a step that has begun."""
+        if self.moved:
+            count_gradients(self.moved)
         if self.normalised:
             self._add_up()
 
@@ -360,67 +370,87 @@ class FusedPlan:
         found_inf: Tensor | None = None,
         *,
         rebuild: bool = False,
-        only: int | None = None,
     ) -> None:
-        """Move the tensors that have a gradient, or only one. With ``rebuild`` nothing moves: all rates are summed."""
-        rows = (0, len(launch.params)) if only is None else (only, only + 1)
-        blocks = launch.first_blocks[rows[0]], launch.first_blocks[rows[1]]
+        """Move the tensors that have a gradient. With ``rebuild`` nothing moves: the rates of all are summed."""
         grad_scale, found_inf = (x if x is None else x.to(launch.device) for x in (grad_scale, found_inf))
+        blocks = 0, len(launch.blocks)
         if launch.on_triton:
-            self._run_on_triton(launch, rows, blocks, grad_scale, found_inf, rebuild=rebuild)
-            return
+            self._prepare(launch, grad_scale, found_inf, rebuild=rebuild, counts=not rebuild)
+            self._pass(launch, blocks, rebuild=rebuild)
+        else:
+            self._run_natively(launch, (0, len(launch.params)), blocks, grad_scale, found_inf, rebuild=rebuild)
+
+    def _run_natively(
+        self,
+        launch: _Launch,
+        rows: tuple[int, int],
+        blocks: tuple[int, int],
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
+        *,
+        rebuild: bool = False,
+    ) -> None:
         flags = native.flags_of(launch.dtype, launch.block, launch.flags, normalised=self.normalised, rebuild=rebuild)
         numbers, totals = self.numbers[launch.device], self.totals[launch.device]
         tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums
         native.step(flags, tables, grad_scale, found_inf, rows, blocks)
 
-    def _run_on_triton(
+    def _prepare(
         self,
         launch: _Launch,
-        rows: tuple[int, int],
-        blocks: tuple[int, int],
-        grad_scale: Tensor | None,
-        found_inf: Tensor | None,
+        grad_scale: Tensor | None = None,
+        found_inf: Tensor | None = None,
         *,
-        rebuild: bool,
+        rebuild: bool = False,
+        counts: bool = True,
     ) -> None:
-        kernels, n = triton_kernels(), rows[1] - rows[0]
-        whole = n == len(launch.params)
-        tables = [launch.tensors, launch.grads, launch.shared]
-        tensors, grads, shared = tables if whole else [x[slice(*rows)] for x in tables]
-        common = {"NORMALISED": self.normalised, "REBUILD": rebuild, "NORM": launch.flags["NORM"]}
         nothing = launch.shared  # stands for an argument that is not read
         with _on(launch.device):
-            kernels.prepare[(-(-n // 64),)](
-                tensors,
-                grads,
+            triton_kernels().prepare[(-(-len(launch.params) // 64),)](
+                launch.tensors,
+                launch.grads,
                 self.numbers[launch.device],
                 self.totals[launch.device],
-                shared,
+                launch.shared,
                 nothing if grad_scale is None else grad_scale,
                 nothing if found_inf is None else found_inf,
-                n,
+                len(launch.params),
+                NORMALISED=self.normalised,
                 SKIPS=found_inf is not None,
                 SCALED=grad_scale is not None,
+                REBUILD=rebuild,
+                COUNTS=counts,
                 BIAS_CORRECTION=launch.flags["BIAS_CORRECTION"],
+                NORM=launch.flags["NORM"],
                 BLOCK=64,
                 num_warps=2,
-                **common,
             )
-            if blocks[0] < blocks[1]:
-                kernels.delayed_pass[(blocks[1] - blocks[0],)](
-                    launch.tensors,
-                    launch.grads,
-                    launch.blocks if whole else launch.blocks[slice(*blocks)],
-                    launch.shared,
-                    launch.sums if whole else launch.sums[slice(*blocks)],
-                    DTYPE=kernels.DTYPES[launch.dtype],
-                    DECOUPLED=launch.flags["DECOUPLED"],
-                    DECAYS=launch.flags["DECAYS"],
-                    ACTIVE_ONLY=launch.flags["ACTIVE_ONLY"],
-                    MAXIMIZE=launch.flags["MAXIMIZE"],
-                    ROUNDING=launch.flags["ROUNDING"],
-                    BLOCK=launch.block,
-                    num_warps=WARPS,
-                    **common,
-                )
+
+    def _pass(
+        self, launch: _Launch, blocks: tuple[int, int], *, rebuild: bool = False, gradient: int | None = None
+    ) -> None:
+        kernels = triton_kernels()
+        if blocks[0] == blocks[1]:
+            return
+        with _on(launch.device):
+            kernels.delayed_pass[(blocks[1] - blocks[0],)](
+                launch.tensors,
+                launch.grads,
+                launch.blocks,
+                launch.shared,
+                launch.sums,
+                blocks[0],
+                gradient or 0,
+                ONE=gradient is not None,
+                ROUNDING=launch.flags["ROUNDING"],
+                DTYPE=kernels.DTYPES[launch.dtype],
+                NORMALISED=self.normalised,
+                REBUILD=rebuild,
+                DECOUPLED=launch.flags["DECOUPLED"],
+                DECAYS=launch.flags["DECAYS"],
+                ACTIVE_ONLY=launch.flags["ACTIVE_ONLY"],
+                MAXIMIZE=launch.flags["MAXIMIZE"],
+                NORM=launch.flags["NORM"],
+                BLOCK=launch.block,
+                num_warps=WARPS,
+            )
