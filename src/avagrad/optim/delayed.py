@@ -127,7 +127,7 @@ class _Delayed(RuleOptimizer):
         if not any(self.state.get(p) for p, _ in params):
             return None
         self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
-        return self._plan
+        return self._plan if self._plan.fits() else None
 
     # --- stepping inside backward ---
 

@@ -201,7 +201,7 @@ def _block(
 
 @triton.jit(do_not_specialize=["first_block", "gradient"])
 def delayed_pass(
-    tensors, grads, blocks, shared, sums, first_block, gradient,
+    tensors, grads, blocks, shared, sums, first_block: "i32", gradient: "i64",  # noqa: F821
     ONE: tl.constexpr, ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
     NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
@@ -219,7 +219,7 @@ def delayed_pass(
         w_bits = tl.load(row)
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)
-        g_bits = gradient.to(tl.int64) if ONE else tl.load(grads + index)
+        g_bits = gradient if ONE else tl.load(grads + index)
         rest_bits = tl.load(row + 7)
         n = tl.load(row + 4)
         w_at = w_bits.to(tl.pointer_type(DTYPE))

@@ -8,9 +8,7 @@ asked by native code, which reaches torch through its C interface and four of it
 
 import ctypes
 import functools
-import weakref
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -21,6 +19,7 @@ from avagrad.optim.fused.native import library
 __all__ = ["DictLook", "Looks", "NativeLooks", "PythonLooks", "looks_at", "same_layout"]
 
 State = dict[str, Tensor]
+_HAS_CHANGED, _HAS_AN_ODD_GRADIENT = 1, 2  # as in native.c
 
 
 class Looks(Protocol):
@@ -29,14 +28,15 @@ class Looks(Protocol):
     def are_as_they_were(self) -> bool:
         """Tell whether parameters and state tensors are the same ones, in the same memory, laid out alike.
 
-        What cannot be seen is who writes to a tensor in place.
+        What cannot be seen is who writes to a tensor in place. If so, the parameters that have a gradient are about
+        to be written to, and autograd is told.
         """
 
     def gradients(self) -> Tensor | None:
-        """Return the address of each gradient (int64), 0 for none; None if one is not laid out as its parameter."""
+        """Return what the last look has found: the address of each gradient (int64), 0 for none.
 
-    def bump_versions(self, gradients: Tensor) -> None:
-        """Tell autograd that the parameters that have a gradient have been written to."""
+        None if one of them is not laid out as its parameter.
+        """
 
 
 def looks_at(params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str]) -> Looks:
@@ -74,11 +74,14 @@ class PythonLooks:
 
     def are_as_they_were(self) -> bool:
         """See :class:`Looks`."""
-        return all(state.get(key) is x for state, key, x in self.kept) and self._lie() == self.lay
+        if not all(state.get(key) is x for state, key, x in self.kept) or self._lie() != self.lay:
+            return False
+        torch.autograd.graph.increment_version([p for p in self.params if p.grad is not None])
+        return True
 
     def gradients(self) -> Tensor | None:
         """See :class:`Looks`."""
-        grads: list[Tensor | None] = list(map(attrgetter("grad"), self.params))
+        grads: list[Tensor | None] = [p.grad for p in self.params]
         for p, g in zip(self.params, grads, strict=True):
             if g is not None and (g.layout != torch.strided or g.dtype != p.dtype or not same_layout(g, p)):
                 return None
@@ -88,11 +91,6 @@ class PythonLooks:
         addresses = [0 if g is None else g.data_ptr() or 1 for g in grads]
         return torch.tensor(addresses, dtype=torch.int64, device="cpu")
 
-    def bump_versions(self, gradients: Tensor) -> None:
-        """See :class:`Looks`."""
-        moved = [p for p, at in zip(self.params, gradients.tolist(), strict=True) if at]
-        torch.autograd.graph.increment_version(moved)
-
 
 class NativeLooks:
     """The looks, by native code; the rows are as ``native.c`` reads them."""
@@ -100,46 +98,37 @@ class NativeLooks:
     def __init__(
         self, params: Sequence[Tensor], states: Sequence[State], keys: Sequence[str], functions: "_Functions"
     ) -> None:
-        # Python's objects are told apart by their addresses, so they are kept alive.
+        # They are told apart by their addresses, so they are kept alive.
         self.alive = [params, states, [list(state.items()) for state in states]]
-        self.code, self.functions, self.n, self.keys = _code(), ctypes.byref(functions), len(params), len(keys)
+        self.code, self.functions = _code(), ctypes.byref(functions)
         tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
-        capsules = torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors)
-        handles = [_pointer_in(capsule) for capsule in capsules]
-        weakref.finalize(self, _release, handles)
-        handle = iter(handles)
-        of_params = [next(handle) for _ in params]
+        impls = iter(_impls(tensors))
+        of_params = [next(impls) for _ in params]
         rows: list[int] = []
         layouts: list[int] = []
-        for p, state, of_p in zip(params, states, of_params, strict=True):
-            dtype = ctypes.c_int32()
-            _torch("aoti_torch_get_dtype")(ctypes.c_void_p(of_p), ctypes.byref(dtype))
-            rows += [of_p, p.data_ptr(), dtype.value, len(layouts), id(state)]
+        for p, state, impl in zip(params, states, of_params, strict=True):
+            rows += [id(p), impl, p.data_ptr(), _number_of(p.dtype), len(layouts), id(state)]
             layouts += [p.dim(), *p.shape, *p.stride()]
             its_keys = {key: id(key) for key in state}  # equal strings may be several objects
             for key in keys:
                 absent = [0, 0, 0, 0]
-                rows += [its_keys[key], id(state[key]), next(handle), state[key].data_ptr()] if key in state else absent
+                rows += [id(state[key]), next(impls), state[key].data_ptr(), its_keys[key]] if key in state else absent
         self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
-        self.addresses = torch.zeros(self.n, dtype=torch.int64, device="cpu")
-
-    def _ask(self, function: Any, *tables: Tensor) -> Any:
-        n, states = ctypes.c_int64(self.n), ctypes.c_int64(self.keys)
-        pointers = [ctypes.c_void_p(table.data_ptr()) for table in tables]
-        return function(self.functions, ctypes.c_void_p(self.rows.data_ptr()), n, states, *pointers)
+        self.addresses = torch.zeros(len(params), dtype=torch.int64, device="cpu")
+        tables = [ctypes.c_void_p(table.data_ptr()) for table in (self.rows, self.layouts, self.addresses)]
+        sizes = ctypes.c_int64(len(params)), ctypes.c_int64(len(keys))
+        self.arguments = self.functions, tables[0], *sizes, *tables[1:]
+        self.found = _HAS_CHANGED
 
     def are_as_they_were(self) -> bool:
         """See :class:`Looks`."""
-        return bool(self._ask(self.code.avagrad_is_as_it_was, self.layouts))
+        self.found = self.code.avagrad_look(*self.arguments)
+        return self.found != _HAS_CHANGED
 
     def gradients(self) -> Tensor | None:
-        """See :class:`Looks`. The tensor is written to again by the next call."""
-        return self.addresses if self._ask(self.code.avagrad_gradients, self.layouts, self.addresses) else None
-
-    def bump_versions(self, gradients: Tensor) -> None:
-        """See :class:`Looks`."""
-        self._ask(self.code.avagrad_bump_versions, gradients)
+        """See :class:`Looks`. The tensor is written to again by the next look."""
+        return None if self.found == _HAS_AN_ODD_GRADIENT else self.addresses
 
 
 class DictLook:
@@ -174,7 +163,7 @@ class _Functions(ctypes.Structure):
             "data_ptr", "sizes", "strides", "dim", "dtype", "layout", "is_defined",
             "grad", "is_neg", "is_conj", "bump_version", "dict_next",
         )
-    ]  # fmt: skip
+    ] + [("impl_at", ctypes.c_int64)]  # fmt: skip
 
 
 @functools.cache
@@ -194,7 +183,11 @@ def _functions() -> _Functions | None:
         found = {name: ctypes.cast(_torch(symbol), ctypes.c_void_p) for name, symbol in names.items()}
     except (OSError, AttributeError):
         return None
-    return _Functions(**found, dict_next=ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p))
+    dict_next = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
+    x = torch.zeros(())
+    words = (ctypes.c_int64 * 8).from_address(id(x))
+    places = [8 * i for i, word in enumerate(words) if word == _impls([x])[0]]
+    return _Functions(**found, dict_next=dict_next, impl_at=places[0]) if places else None
 
 
 def _torch(symbol: str) -> Any:
@@ -210,17 +203,22 @@ def _torch_library() -> ctypes.CDLL:
 def _code() -> ctypes.PyDLL:
     """Return the library for calls that keep Python's lock: they look into its dicts."""
     code = ctypes.PyDLL(library()._name)
-    for name in ("avagrad_is_as_it_was", "avagrad_gradients", "avagrad_holds"):
-        getattr(code, name).restype = ctypes.c_bool
+    code.avagrad_holds.restype = ctypes.c_bool
     return code
 
 
-def _pointer_in(capsule: Any) -> int:
+@functools.cache
+def _number_of(dtype: torch.dtype) -> int:
+    return int(_torch(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")())
+
+
+def _impls(tensors: list[Tensor]) -> list[int]:
+    """Return the address of each TensorImpl, which lives as long as its tensor."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    return int(get(capsule, None))
-
-
-def _release(handles: list[int]) -> None:
-    for handle in handles:
+    impls = []
+    for capsule in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors):
+        handle = get(capsule, None)
+        impls.append(int(ctypes.c_void_p.from_address(handle).value or 0))
         _torch("aoti_torch_delete_tensor_object")(ctypes.c_void_p(handle))
+    return impls

@@ -160,33 +160,31 @@ void avagrad_step(const int64_t *tensors, const int64_t *grads, const double *nu
 
 /* --- looks: is everything where the tables say it is, and where are the gradients? --- */
 
-/* Functions of torch and Python, found by name. A tensor is known by the address of an at::Tensor. */
+/* Functions of torch and Python, found by name. To torch a tensor is the address of an at::Tensor, which is nothing but
+   the address of a TensorImpl: so a column of these serves. */
 typedef struct {
-    int32_t (*data_ptr)(void *, void **);
-    int32_t (*sizes)(void *, int64_t **);
-    int32_t (*strides)(void *, int64_t **);
-    int32_t (*dim)(void *, int64_t *);
-    int32_t (*dtype)(void *, int32_t *);
-    int32_t (*layout)(void *, int32_t *);
-    int32_t (*is_defined)(void *, bool *);
-    void *(*grad)(void *); /* of a TensorImpl */
-    bool (*is_neg)(void *);
-    bool (*is_conj)(void *);
-    void (*bump_version)(void *);
+    int32_t (*data_ptr)(const void *, void **);
+    int32_t (*sizes)(const void *, int64_t **);
+    int32_t (*strides)(const void *, int64_t **);
+    int32_t (*dim)(const void *, int64_t *);
+    int32_t (*dtype)(const void *, int32_t *);
+    int32_t (*layout)(const void *, int32_t *);
+    int32_t (*is_defined)(const void *, bool *);
+    void *(*grad)(const void *); /* of a TensorImpl */
+    bool (*is_neg)(const void *);
+    bool (*is_conj)(const void *);
+    void (*bump_version)(const void *);
     int (*dict_next)(void *, intptr_t *, void **, void **);
+    int64_t impl_at; /* where a Python object has the address of its TensorImpl */
 } Functions;
 
-enum { TENSOR, ADDRESS, DTYPE, LAYOUT, DICT, PARAMETER }; /* of a parameter; then for each tensor of its state: */
-enum { KEY, OBJECT, STATE_TENSOR, STATE_ADDRESS, STATE };
-
-static void *gradient(const Functions *f, void *tensor) {
-    void *g = f->grad(*(void **)tensor);
-    bool defined;
-    return f->is_defined(g, &defined) == 0 && defined ? g : 0;
-}
+enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter; then these: */
+enum { DTYPE = OF_TENSOR, LAYOUT, DICT, OF_PARAMETER }; /* then for each tensor of its state the first ones, and: */
+enum { KEY = OF_TENSOR, OF_STATE };
+enum { AS_IT_WAS, HAS_CHANGED, HAS_AN_ODD_GRADIENT };
 
 /* Compare with a recorded layout: dim, sizes, strides. The stride of a single element means nothing in a gradient. */
-static bool is_laid_out(const Functions *f, void *tensor, const int64_t *layout, bool strictly) {
+static bool is_laid_out(const Functions *f, const void *tensor, const int64_t *layout, bool strictly) {
     int64_t dim, *sizes, *strides;
     if (f->dim(tensor, &dim) || dim != layout[0]) return false;
     if (f->sizes(tensor, &sizes) || f->strides(tensor, &strides)) return false;
@@ -196,31 +194,62 @@ static bool is_laid_out(const Functions *f, void *tensor, const int64_t *layout,
     return true;
 }
 
+/* Tell whether a Python object is still the same tensor (it may be given another's TensorImpl) in the same memory. */
+static bool is_where_it_was(const Functions *f, const int64_t *tensor) {
+    void *at;
+    if (*(int64_t *)(tensor[OBJECT] + f->impl_at) != tensor[IMPL]) return false;
+    return f->data_ptr(tensor + IMPL, &at) == 0 && (int64_t)at == tensor[ADDRESS];
+}
+
 /* Tell whether a state has the same tensors under our keys, in the same memory; other keys are the user's. */
 static bool has_its_tensors(const Functions *f, void *dict, const int64_t *states, const int64_t *end) {
     intptr_t place = 0;
-    void *key, *value, *at;
+    void *key, *value;
     int64_t missing = 0;
-    for (const int64_t *s = states; s < end; s += STATE) missing += s[KEY] != 0;
+    for (const int64_t *s = states; s < end; s += OF_STATE) missing += s[KEY] != 0;
     while (f->dict_next(dict, &place, &key, &value))
-        for (const int64_t *s = states; s < end; s += STATE) {
-            if ((int64_t)key != s[KEY]) continue;
-            if ((int64_t)value != s[OBJECT]) return false;
-            if (f->data_ptr((void *)s[STATE_TENSOR], &at) || (int64_t)at != s[STATE_ADDRESS]) return false;
-            missing--;
-        }
+        for (const int64_t *s = states; s < end; s += OF_STATE)
+            if ((int64_t)key == s[KEY]) {
+                if ((int64_t)value != s[OBJECT] || !is_where_it_was(f, s)) return false;
+                missing--;
+            }
     return missing == 0;
 }
 
-bool avagrad_is_as_it_was(const Functions *f, const int64_t *rows, int64_t n, int64_t states, const int64_t *layouts) {
-    for (int64_t r = 0; r < n; r++, rows += PARAMETER + states * STATE) {
-        void *at;
-        if (f->data_ptr((void *)rows[TENSOR], &at) || (int64_t)at != rows[ADDRESS]) return false;
-        if (!is_laid_out(f, (void *)rows[TENSOR], layouts + rows[LAYOUT], true)) return false;
-        const int64_t *of_state = rows + PARAMETER;
-        if (!has_its_tensors(f, (void *)rows[DICT], of_state, of_state + states * STATE)) return false;
+/* The tensors are many, and each is a few lines of memory that nobody has touched since the last step. */
+static void fetch(const int64_t *row, int64_t states) {
+    __builtin_prefetch((const void *)row[DICT]);
+    for (int64_t s = -1; s < states; s++) {
+        const int64_t *tensor = s < 0 ? row : row + OF_PARAMETER + s * OF_STATE;
+        __builtin_prefetch((const void *)tensor[OBJECT]);
+        for (int64_t line = 0; line < 4; line++) __builtin_prefetch((const char *)tensor[IMPL] + 64 * line);
     }
-    return true;
+}
+
+/* Look at n parameters, their states and their gradients. Leave the address of each gradient, 0 for none, and tell
+   autograd that the parameters that have one are about to be written to. */
+int avagrad_look(const Functions *f, const int64_t *rows, int64_t n, int64_t states, const int64_t *layouts,
+                 int64_t *addresses) {
+    const int64_t width = OF_PARAMETER + states * OF_STATE, ahead = 6;
+    int result = AS_IT_WAS;
+    for (int64_t r = 0; r < n; r++) {
+        const int64_t *row = rows + r * width, *layout = layouts + row[LAYOUT], *of_state = row + OF_PARAMETER;
+        if (r + ahead < n) fetch(row + ahead * width, states);
+        if (!is_where_it_was(f, row) || !is_laid_out(f, row + IMPL, layout, true)) return HAS_CHANGED;
+        if (!has_its_tensors(f, (void *)row[DICT], of_state, row + width)) return HAS_CHANGED;
+        const void *g = f->grad((const void *)row[IMPL]);
+        bool defined, odd;
+        int32_t sparse = 1, dtype = 0;
+        void *at = 0;
+        addresses[r] = 0;
+        if (f->is_defined(g, &defined) || !defined) continue;
+        odd = f->layout(g, &sparse) || sparse || f->dtype(g, &dtype) || dtype != row[DTYPE];
+        odd = odd || !is_laid_out(f, g, layout, false) || f->is_neg(g) || f->is_conj(g) || f->data_ptr(g, &at);
+        if (odd) result = HAS_AN_ODD_GRADIENT;
+        addresses[r] = at ? (int64_t)at : 1; /* an empty gradient is nowhere, and is counted all the same */
+        f->bump_version(row + IMPL);
+    }
+    return result;
 }
 
 /* Tell whether a dict holds n keys and values, which are these objects in this order. */
@@ -230,29 +259,6 @@ bool avagrad_holds(const Functions *f, void *dict, const int64_t *objects, int64
     for (; f->dict_next(dict, &place, &key, &value); n--, objects += 2)
         if (n == 0 || (int64_t)key != objects[0] || (int64_t)value != objects[1]) return false;
     return n == 0;
-}
-
-/* Leave the address of each gradient, 0 for none; false if one is not laid out as its parameter. */
-bool avagrad_gradients(const Functions *f, const int64_t *rows, int64_t n, int64_t states, const int64_t *layouts,
-                       int64_t *addresses) {
-    for (int64_t r = 0; r < n; r++, rows += PARAMETER + states * STATE) {
-        void *g = gradient(f, (void *)rows[TENSOR]), *at = 0;
-        int32_t layout, dtype;
-        addresses[r] = 0;
-        if (!g) continue;
-        if (f->layout(g, &layout) || layout != 0 || f->dtype(g, &dtype) || dtype != rows[DTYPE]) return false;
-        if (!is_laid_out(f, g, layouts + rows[LAYOUT], false) || f->is_neg(g) || f->is_conj(g)) return false;
-        if (f->data_ptr(g, &at)) return false;
-        addresses[r] = at ? (int64_t)at : 1; /* an empty gradient is nowhere, and is counted all the same */
-    }
-    return true;
-}
-
-/* Tell autograd which parameters have been written to. */
-void avagrad_bump_versions(const Functions *f, const int64_t *rows, int64_t n, int64_t states,
-                           const int64_t *addresses) {
-    for (int64_t r = 0; r < n; r++, rows += PARAMETER + states * STATE)
-        if (addresses[r]) f->bump_version((void *)rows[TENSOR]);
 }
 
 #else /* --- in float and in double --- */

@@ -106,6 +106,7 @@ class _Launch:
         self.groups: list[int] = []
         self.places: list[int] = []  # among all parameters of the optimizer
         self.sums = torch.empty(0)  # given by the plan
+        self.compiled: dict[Any, Any] = {}
 
     def make_tables(self) -> None:
         rows, blocks = [], []
@@ -124,6 +125,25 @@ class _Launch:
         self.shared = torch.zeros(len(rows), len(SHARED), dtype=shared, device=self.device)
         self.looks = looks_at(self.params, self.states, _STATE)
         self.sent: Tensor | None = None  # the addresses of gradients that the device has
+
+    def start(
+        self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int
+    ) -> None:
+        """Start a kernel of Triton's. ``constants`` come in the kernel's order.
+
+        Half of what a launch costs is finding the code for the arguments. They are the same tables at each step, but
+        for a GradScaler's tensors, so what was found is kept.
+        """
+        grid = (programs, 1, 1)
+        changes = constants.get("SKIPS") or constants.get("SCALED")
+        key = (kernel, *constants.values())
+        with _on(self.device):
+            if (code := self.compiled.get(key)) is not None:
+                code[grid](*arguments, *constants.values())
+                return
+            code = kernel[grid](*arguments, **constants, num_warps=warps)
+        if code is not None and not changes:  # the interpreter gives none
+            self.compiled[key] = code
 
     def gradients(self, copies: list[Tensor]) -> Tensor | None:
         """Return the address of each gradient, 0 for none; None if one is sparse.
@@ -229,7 +249,7 @@ class FusedPlan:
         self.summed_with = None
 
     def fits(self) -> bool:
-        """Tell whether the optimizer is still the one that this plan was made for."""
+        """Tell whether the optimizer is still the one that this plan was made for; if so, a step follows."""
         groups = self.opt.param_groups
         return (
             len(groups) == len(self.params)
@@ -261,7 +281,6 @@ class FusedPlan:
                 launch.sent = found.clone()  # the looks will write to theirs again
                 self._send(launch.grads, launch.sent)
             self._run(launch, grad_scale, found_inf)
-            launch.looks.bump_versions(found)
         if self.normalised:
             self._add_up()
         return True
@@ -405,8 +424,10 @@ class FusedPlan:
         counts: bool = True,
     ) -> None:
         nothing = launch.shared  # stands for an argument that is not read
-        with _on(launch.device):
-            triton_kernels().prepare[(-(-len(launch.params) // 64),)](
+        launch.start(
+            triton_kernels().prepare,
+            -(-len(launch.params) // 64),
+            (
                 launch.tensors,
                 launch.grads,
                 self.numbers[launch.device],
@@ -415,16 +436,19 @@ class FusedPlan:
                 nothing if grad_scale is None else grad_scale,
                 nothing if found_inf is None else found_inf,
                 len(launch.params),
-                NORMALISED=self.normalised,
-                SKIPS=found_inf is not None,
-                SCALED=grad_scale is not None,
-                REBUILD=rebuild,
-                COUNTS=counts,
-                BIAS_CORRECTION=launch.flags["BIAS_CORRECTION"],
-                NORM=launch.flags["NORM"],
-                BLOCK=64,
-                num_warps=2,
-            )
+            ),
+            {
+                "NORMALISED": self.normalised,
+                "SKIPS": found_inf is not None,
+                "SCALED": grad_scale is not None,
+                "REBUILD": rebuild,
+                "COUNTS": counts,
+                "BIAS_CORRECTION": launch.flags["BIAS_CORRECTION"],
+                "NORM": launch.flags["NORM"],
+                "BLOCK": 64,
+            },
+            warps=2,
+        )
 
     def _pass(
         self, launch: _Launch, blocks: tuple[int, int], *, rebuild: bool = False, gradient: int | None = None
@@ -432,25 +456,22 @@ class FusedPlan:
         kernels = triton_kernels()
         if blocks[0] == blocks[1]:
             return
-        with _on(launch.device):
-            kernels.delayed_pass[(blocks[1] - blocks[0],)](
-                launch.tensors,
-                launch.grads,
-                launch.blocks,
-                launch.shared,
-                launch.sums,
-                blocks[0],
-                gradient or 0,
-                ONE=gradient is not None,
-                ROUNDING=launch.flags["ROUNDING"],
-                DTYPE=kernels.DTYPES[launch.dtype],
-                NORMALISED=self.normalised,
-                REBUILD=rebuild,
-                DECOUPLED=launch.flags["DECOUPLED"],
-                DECAYS=launch.flags["DECAYS"],
-                ACTIVE_ONLY=launch.flags["ACTIVE_ONLY"],
-                MAXIMIZE=launch.flags["MAXIMIZE"],
-                NORM=launch.flags["NORM"],
-                BLOCK=launch.block,
-                num_warps=WARPS,
-            )
+        launch.start(
+            kernels.delayed_pass,
+            blocks[1] - blocks[0],
+            (launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, blocks[0], gradient or 0),
+            {
+                "ONE": gradient is not None,
+                "ROUNDING": launch.flags["ROUNDING"],
+                "DTYPE": kernels.DTYPES[launch.dtype],
+                "NORMALISED": self.normalised,
+                "REBUILD": rebuild,
+                "DECOUPLED": launch.flags["DECOUPLED"],
+                "DECAYS": launch.flags["DECAYS"],
+                "ACTIVE_ONLY": launch.flags["ACTIVE_ONLY"],
+                "MAXIMIZE": launch.flags["MAXIMIZE"],
+                "NORM": launch.flags["NORM"],
+                "BLOCK": launch.block,
+            },
+            warps=WARPS,
+        )
