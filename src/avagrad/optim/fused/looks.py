@@ -100,6 +100,8 @@ class NativeLooks:
     ) -> None:
         # They are told apart by their addresses, so they are kept alive.
         self.alive = [params, states, [list(state.items()) for state in states]]
+        # A step count that is given other memory is not seen, which saves a fifth of the time; nor freed.
+        self.alive.append([state["step"].untyped_storage() for state in states if "step" in keys])
         self.code, self.functions = _code(), ctypes.byref(functions)
         tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
         impls = iter(_impls(tensors))
@@ -112,7 +114,8 @@ class NativeLooks:
             its_keys = {key: id(key) for key in state}  # equal strings may be several objects
             for key in keys:
                 absent = [0, 0, 0, 0]
-                rows += [id(state[key]), next(impls), state[key].data_ptr(), its_keys[key]] if key in state else absent
+                address = state[key].data_ptr() if key in state and key != "step" else 0
+                rows += [id(state[key]), next(impls), address, its_keys[key]] if key in state else absent
         self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
         self.addresses = torch.zeros(len(params), dtype=torch.int64, device="cpu")

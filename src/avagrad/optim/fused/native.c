@@ -178,7 +178,7 @@ typedef struct {
     int64_t impl_at; /* where a Python object has the address of its TensorImpl */
 } Functions;
 
-enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter; then these: */
+enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter (without an address: not looked at); then these: */
 enum { DTYPE = OF_TENSOR, LAYOUT, DICT, OF_PARAMETER }; /* then for each tensor of its state the first ones, and: */
 enum { KEY = OF_TENSOR, OF_STATE };
 enum { AS_IT_WAS, HAS_CHANGED, HAS_AN_ODD_GRADIENT };
@@ -210,7 +210,7 @@ static bool has_its_tensors(const Functions *f, void *dict, const int64_t *state
     while (f->dict_next(dict, &place, &key, &value))
         for (const int64_t *s = states; s < end; s += OF_STATE)
             if ((int64_t)key == s[KEY]) {
-                if ((int64_t)value != s[OBJECT] || !is_where_it_was(f, s)) return false;
+                if ((int64_t)value != s[OBJECT] || (s[ADDRESS] && !is_where_it_was(f, s))) return false;
                 missing--;
             }
     return missing == 0;
@@ -221,6 +221,7 @@ static void fetch(const int64_t *row, int64_t states) {
     __builtin_prefetch((const void *)row[DICT]);
     for (int64_t s = -1; s < states; s++) {
         const int64_t *tensor = s < 0 ? row : row + OF_PARAMETER + s * OF_STATE;
+        if (!tensor[ADDRESS]) continue;
         __builtin_prefetch((const void *)tensor[OBJECT]);
         for (int64_t line = 0; line < 4; line++) __builtin_prefetch((const char *)tensor[IMPL] + 64 * line);
     }
