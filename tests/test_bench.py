@@ -1,6 +1,8 @@
 """The benchmark measures what it says; small enough for every run of the suite."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -22,7 +24,7 @@ def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     device = torch.device("cpu")
     rows = bench.run(device, ["tiny"])
     labels = [row.optimizer for row in rows]
-    assert {"torch AdamW fused", "AvaGrad foreach", "AvaGrad loop"} <= set(labels)
+    assert {"torch AdamW fused", "AvaGrad fused", "AvaGrad foreach", "AvaGrad loop"} <= set(labels)
     assert rows[0].of_fused_adamw == 1
     assert all(row.milliseconds > 0 for row in rows)
     bench.save(rows, device, tmp_path / "out" / "step.json")
@@ -30,3 +32,27 @@ def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert [row["optimizer"] for row in saved["rows"]] == labels
     assert saved["about"]["torch"] == torch.__version__
     assert len(bench.table(rows).splitlines()) == len(rows) + 2
+
+
+def test_the_benchmark_of_backward_runs(tmp_path: Path) -> None:
+    script = Path(__file__).parent.parent / "benchmarks" / "backward.py"
+    sizes = [
+        "--layers",
+        "1",
+        "--width",
+        "64",
+        "--vocabulary",
+        "100",
+        "--length",
+        "16",
+        "--batches",
+        "1",
+        "--device",
+        "cpu",
+    ]
+    command = [sys.executable, str(script), *sizes, "--json", str(tmp_path / "backward.json")]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    assert "| 1 x 16 | AvaGrad in backward |" in done.stdout
+    rows = json.loads((tmp_path / "backward.json").read_text())["rows"]
+    losses = {row["variant"]: row["loss"] for row in rows}
+    assert losses["AvaGrad in backward"] == losses["AvaGrad"]
