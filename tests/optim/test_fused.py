@@ -387,3 +387,115 @@ def test_torch_compile_calls_the_fused_step() -> None:
         step_with(loop, two, grads)
     assert fused._plan is not None
     assert_same(one, two)
+
+
+class Wrapped(torch.Tensor):
+    """A tensor whose memory is another's, as those of torch.distributed's functional collectives."""
+
+    held: Tensor
+
+    @staticmethod
+    def __new__(cls, held: Tensor) -> "Wrapped":
+        made: Wrapped = torch.Tensor._make_wrapper_subclass(cls, held.shape, dtype=held.dtype, device=held.device)
+        made.held = held
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:  # type: ignore[override]
+        args = torch.utils._pytree.tree_map(lambda x: x.held if isinstance(x, Wrapped) else x, args)
+        return func(*args, **(kwargs or {}))
+
+
+WITHOUT_MEMORY: dict[str, Any] = {
+    "wrapped": lambda p: Wrapped(torch.ones(p.shape, device=p.device)),
+    "zero": lambda p: torch._efficientzerotensor(p.shape, device=p.device),
+}
+
+
+@pytest.mark.parametrize("what", WITHOUT_MEMORY)
+def test_a_gradient_without_memory_of_its_own(what: str) -> None:
+    fused, loop, one, two = warm()
+    for opt, params in ((fused, one), (loop, two)):
+        for p in params:
+            p.grad = WITHOUT_MEMORY[what](p)
+        opt.step()
+    assert_same(one, two)
+
+
+def test_inference_tensors_are_refused_as_torch_does() -> None:
+    with torch.inference_mode():
+        w = torch.nn.Parameter(torch.ones(3, device=HERE))
+    w.grad = torch.ones(3, device=HERE)
+    opt = AvaGrad([w])
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        opt.step()
+
+
+def test_a_plan_that_is_made_in_inference_mode_serves_outside_of_it() -> None:
+    fused, loop, one, two = warm()
+    fused._plan = None
+    with torch.inference_mode():
+        fused.step()
+        loop.step()
+    for opt, params in ((fused, one), (loop, two)):
+        opt.param_groups[0]["lr"] = 0.05
+        step_with(opt, params, random_gradients(params, 9))
+    assert_same(one, two)
+
+
+def test_real_parameters_in_a_fake_mode() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    w = torch.nn.Parameter(torch.ones(5, device=HERE))
+    w.grad = torch.ones(5, device=HERE)
+    opt = AvaGrad([w], fused=True)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        opt.step()
+        opt.step()
+
+
+def test_a_step_count_that_moves_to_shared_memory() -> None:
+    if HERE == "cuda":
+        return  # its memory is shared as it is
+    fused, loop, one, two = warm()
+    for opt, params in ((fused, one), (loop, two)):
+        for p in params:
+            opt.state[p]["step"].share_memory_()
+        for t in range(3, 6):
+            step_with(opt, params, random_gradients(params, t))
+    assert_same(one, two)
+    assert fused.state[one[0]]["step"] == 6
+
+
+def test_a_parameter_of_another_dtype_at_the_same_address() -> None:
+    """As malloc may arrange it when a model goes to float32 and back."""
+    values = torch.linspace(0.5, 2, 64)
+    bits = values.to(torch.float16).to(HERE)
+    w = torch.nn.Parameter(bits)
+    opt = AvaGrad([w], fused=True)
+    for _ in range(3):
+        w.grad = torch.ones_like(w)
+        opt.step()
+    w.data = bits.view(torch.bfloat16)
+    w.data.copy_(values)
+    w.grad = torch.ones_like(w)
+    other = torch.nn.Parameter(w.detach().clone())
+    loop = AvaGrad([other], foreach=False)
+    loop.load_state_dict(copy.deepcopy({**opt.state_dict(), "param_groups": loop.state_dict()["param_groups"]}))
+    other.grad = torch.ones_like(other)
+    opt.step()
+    loop.step()
+    torch.testing.assert_close(w.detach(), other.detach(), rtol=2**-7, atol=0)
+
+
+def test_a_gradient_of_another_dtype_keeps_its_digits() -> None:
+    moments = []
+    for options in (FUSED, {"foreach": False}):
+        w = torch.nn.Parameter(torch.ones(4, device=HERE, dtype=torch.bfloat16))
+        w.grad_dtype = torch.float32
+        opt = AvaGrad([w], **options)
+        for _ in range(3):
+            w.grad = torch.tensor([1.001, 1.002, 1.003, 1.004], device=HERE)
+            opt.step()
+        moments.append(opt.state[w]["exp_avg"])
+    torch.testing.assert_close(*moments, rtol=1e-6, atol=0)

@@ -254,3 +254,44 @@ def test_bad_values_are_refused(name: str) -> None:
     for seed in (-1, 2**32, 0.5, True):
         with pytest.raises(ValueError, match=r"rounding_seed is .*, but must be a whole number from 0 to 2\^32 - 1"):
             optimizer_class(name)([w], rounding_seed=seed)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("rounding", ["stochastic", "kahan"])
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_a_parameter_without_dimensions(
+    path: str, rounding: str, tensor_lr: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lr = torch.tensor(0.1) if tensor_lr else 0.1
+    grads = [torch.tensor(1.0) for _ in range(3)]
+    for name in DELAYED:
+        where = options_of(path, monkeypatch)
+        opt, w = run(where, torch.tensor(1.0).to(torch.bfloat16), grads, name, lr=lr, rounding=rounding)
+        assert opt.state[w]["step"] == 3
+        assert w < 1
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_what_was_cut_off_is_forgotten_when_it_no_longer_belongs_there(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    where = options_of(path, monkeypatch)
+    grads = [torch.randn(50, generator=torch.Generator().manual_seed(t)) for t in range(4)]
+    opt, w = run(where, torch.ones(50).to(torch.bfloat16), grads, lr=1e-3, rounding="kahan")
+    assert opt.state[w]["compensation"].any()
+    wider = torch.nn.Parameter(w.detach().float())
+    other = AvaGrad([wider], rounding="kahan", **where[1])
+    other.load_state_dict(opt.state_dict())
+    other.param_groups[0]["lr"] = 0.0
+    start = wider.detach().clone()
+    for g in grads:
+        wider.grad = g.to(wider.device)
+        other.step()
+    assert torch.equal(wider, start)
+    opt.param_groups[0]["lr"] = 0.0
+    for how in ("nearest", "kahan"):
+        opt.param_groups[0]["rounding"] = how
+        with torch.no_grad():
+            w.fill_(1e-3)
+        opt.step()
+        assert torch.equal(w, torch.full_like(w, 1e-3))

@@ -137,9 +137,11 @@ class RuleOptimizer(Optimizer):
             grads.append(p.grad)
             steps.append(state["step"])
             tensors.extend(state[name] for name in names)
-            if group.get("rounding") == "kahan" and is_half(p.dtype.to_real()) and "compensation" not in state:
+            if group.get("rounding") != "kahan" or not is_half(p.dtype.to_real()):
+                state.pop("compensation", None)  # what was cut off then is not to be added one day
+            elif "compensation" not in state:
                 state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-            rests.append(state.get("compensation") if group.get("rounding") == "kahan" else None)
+            rests.append(state.get("compensation"))
             places.append(place)
 
     # --- the frame of a step ---
@@ -247,20 +249,21 @@ class RuleOptimizer(Optimizer):
         self._refuse_capture_of_host_scalars()
         self._check_together(self.param_groups)
         self._begun_counts = self._has_an_lr()
-        self._begun_at: dict[int, tuple[Group, int]] = {}
-        for group in self.param_groups:
-            for p in group["params"]:
-                self._begun_at[id(p)] = group, len(self._begun_at)
 
     def _move_one(self, p: Tensor) -> None:
-        """Move a parameter by its gradient, in a step that has begun."""
+        """Move a parameter by its gradient, in a step that has begun; do nothing if it is not one of ours."""
         self._refuse_sparse(p)
-        group, place = self._begun_at[id(p)]
-        batch = self._batch({**group, "params": [p]}, {"unseen": 0}, place)
-        self._update_if(self._begun_counts, [batch])
+        place = 0
+        for group in self.param_groups:
+            for nth, own in enumerate(group["params"]):
+                if own is p:
+                    batch = self._batch({**group, "params": [p]}, {"unseen": 0}, place + nth)
+                    self._update_if(self._begun_counts, [batch])
+                    return
+            place += len(group["params"])
 
-    def _end_step(self, moved: set[int]) -> None:
-        """End a step that has begun, in which these parameters (by their ids) have moved."""
+    def _end_step(self) -> None:
+        """End a step that has begun."""
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: the answer changes after the first step
     def _counts_as_a_step(self) -> bool | Tensor:
@@ -364,6 +367,8 @@ class RuleOptimizer(Optimizer):
         The state of another optimizer that has the same tensors (``torch.optim.Adam``) can be loaded
         too: moments and step counts are taken, hyper-parameters stay what they are.
         """
+        if self._in_backward is not None:
+            self._in_backward.end()  # what backward has begun is over
         given: StateDict = {}
         reasons = [reason for group in state_dict["param_groups"] if (reason := self._foreign(group))]
         if reasons:

@@ -35,7 +35,15 @@ class _Begun(NamedTuple):
 
     plan: FusedPlan | None  # without one, the other paths take it
     gammas: dict[torch.device, Tensor]
-    stateless: list[Tensor]  # had no state before
+
+
+def _in_fake_mode() -> bool:
+    """Tell whether tensors that are made now have no memory."""
+    if not torch._C._len_torch_dispatch_stack():
+        return False
+    from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
+
+    return any(type(mode).__name__ == "FakeTensorMode" for mode in _get_current_dispatch_mode_stack())
 
 
 class _Delayed(RuleOptimizer):
@@ -76,7 +84,7 @@ class _Delayed(RuleOptimizer):
 
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
-        self._plan = self._begun = self._in_backward = None
+        self._plan = None
         self._step_supports_amp_scaling = self._wants_fused()
 
     def add_param_group(self, param_group: Group) -> None:
@@ -102,13 +110,16 @@ class _Delayed(RuleOptimizer):
 
     @torch._disable_dynamo  # type: ignore[attr-defined]  # a kernel of its own, and tables that it looks after
     def _fused_step(self, *, is_compiling: bool) -> bool:
-        if not self._wants_fused(is_compiling=is_compiling):
+        if not self._wants_fused(is_compiling=is_compiling) or _in_fake_mode():
             return False
         self._check_together(self.param_groups)
-        plan = self._fitting_plan(lambda p: p.grad is not None)
+        if self._plan is None and not any(p.grad is not None for group in self.param_groups for p in group["params"]):
+            return False
+        # Without bias correction a parameter counts before it has had a gradient.
+        plan = self._fitting_plan(lambda p, group: p.grad is not None or not group["bias_correction"])
         return plan is not None and plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
 
-    def _fitting_plan(self, joins: Callable[[Tensor], bool]) -> FusedPlan | None:
+    def _fitting_plan(self, joins: Callable[[Tensor, Group], bool]) -> FusedPlan | None:
         """Return a plan for the optimizer as it is, those that join given a state; None if there cannot be one."""
         if self._plan is not None and self._plan.fits():
             return self._plan
@@ -117,49 +128,42 @@ class _Delayed(RuleOptimizer):
         misfits = any(not fits_its_parameter(p, state) for p, _ in params if (state := self.state.get(p)))
         if misfits or reason_against(self.param_groups):
             return None
-        new = [(p, group) for p, group in params if not self.state.get(p) and joins(p)]
+        new = [(p, group) for p, group in params if not self.state.get(p) and joins(p, group)]
         if new and self._has_an_lr() is not True:
             return None  # this may be a question, which the other paths know how to answer
         if any(p.grad is not None and p.grad.layout != torch.strided for p, _ in new):
             return None  # and they refuse it
-        for p, group in new:
-            self.state[p] = self._new_state(p, group)
-        if not any(self.state.get(p) for p, _ in params):
-            return None
-        self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
+        with torch.inference_mode(mode=False):  # what is made here is written to outside of it, too
+            for p, group in new:
+                self.state[p] = self._new_state(p, group)
+            if not any(self.state.get(p) for p, _ in params):
+                return None
+            self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
         return self._plan if self._plan.fits() else None
 
     # --- stepping inside backward ---
 
     def _begin_step(self) -> None:
         super()._begin_step()
-        stateless = [p for group in self.param_groups for p in group["params"] if not self.state.get(p)]
-        plan = None
-        if self._wants_fused():
-            # Which of them will have a gradient is not known yet; the others lose their states again.
-            plan = self._fitting_plan(lambda p: p.requires_grad)
+        # Which of them will have a gradient is not known yet.
+        plan = self._fitting_plan(lambda p, _: p.requires_grad) if self._wants_fused() else None
         if plan is not None:
             plan.begin()
-            self._begun = _Begun(plan, {}, stateless)
-            return
-        batches = [self._batch_of_states(group) for group in self.param_groups]
-        self._begun = _Begun(None, self._gammas(batches), [])
+            self._begun = _Begun(plan, plan.gammas())
+        else:
+            self._begun = _Begun(None, self._gammas([self._batch_of_states(group) for group in self.param_groups]))
 
     def _move_one(self, p: Tensor) -> None:
         assert self._begun is not None
-        if self._begun.plan is None or id(p) not in self._begun.plan.rows:
-            super()._move_one(p)
-        else:
-            self._refuse_sparse(p)
+        if self._begun.plan is not None and self._begun.plan.can_move(p):
             self._begun.plan.move(p)
+        else:
+            super()._move_one(p)
 
-    def _end_step(self, moved: set[int]) -> None:
+    def _end_step(self) -> None:
         assert self._begun is not None
         if self._begun.plan is not None:
             self._begun.plan.end()
-        for p in self._begun.stateless:
-            if id(p) not in moved:
-                self.state.pop(p, None)
         self._begun = None
 
     # --- the other paths ---
@@ -288,7 +292,8 @@ class DelayedAdam(_Delayed):
         fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
             compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
             float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
-            the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
+            the end of a step: after writing to ``exp_avg_sq`` or ``step`` by hand, put a new tensor into the state
+            or load it.
 
     >>> import torch
     >>> from avagrad import DelayedAdam
@@ -373,7 +378,8 @@ class AvaGrad(_Delayed):
         fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
             compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
             float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
-            the end of a step: after writing to ``exp_avg_sq`` by hand, put a new tensor into the state or load it.
+            the end of a step: after writing to ``exp_avg_sq`` or ``step`` by hand, put a new tensor into the state
+            or load it.
 
     >>> import torch
     >>> from avagrad import AvaGrad

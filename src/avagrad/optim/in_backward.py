@@ -25,6 +25,7 @@ class StepInBackward:
         self._lock = threading.Lock()  # backward has a thread for each device
         self._task: int | None = None  # the backward that has begun the step
         self._moved: set[int] = set()
+        self._watched: dict[int, Tensor] = {}
 
     def __enter__(self) -> "StepInBackward":
         if self._opt._in_backward is not None:
@@ -48,13 +49,16 @@ class StepInBackward:
     def watch(self, params: list[Tensor]) -> None:
         """Move these parameters, too, when their gradients are complete."""
         for p in params:
-            if p.requires_grad:
+            if p.requires_grad and id(p) not in self._watched:
+                self._watched[id(p)] = p
                 self._handles.append(p.register_post_accumulate_grad_hook(self._complete))  # type: ignore[no-untyped-call]
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, error: object, *_: object) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        self._handles, self._watched = [], {}
+        if error is not None:
+            self.end()
         if self._task is None:  # else step() is still to come
             self._leave()
 
@@ -66,15 +70,21 @@ class StepInBackward:
     def _complete(self, p: Tensor) -> None:
         with self._lock:
             task = torch._C._current_graph_task_id()
+            if p.grad is None:
+                raise RuntimeError(
+                    f"{self._owner}: a gradient of shape {tuple(p.shape)} is gone before this optimizer has seen it: "
+                    "another step_in_backward(), or a hook of yours, has taken it. A parameter can be in one such "
+                    "context only."
+                )
             if self._task is None:
                 self._opt._begin_step()
                 self._task = task
             elif self._task != task:
                 raise RuntimeError(
                     f"{self._owner}: a second backward() before step(), but inside step_in_backward() the first one "
-                    "has already moved the parameters: call step() after each backward(); to accumulate gradients, "
-                    "add up the losses or leave the context. (Reentrant checkpointing is a backward inside of "
-                    "backward: use use_reentrant=False.)"
+                    "has already moved the parameters: call step() after each backward(), also after one that has "
+                    "failed; to accumulate gradients, add up the losses or leave the context. (Reentrant "
+                    "checkpointing is a backward inside of backward: use use_reentrant=False.)"
                 )
             self._opt._move_one(p)
             self._moved.add(id(p))
@@ -89,6 +99,8 @@ class StepInBackward:
                 "backward() before it: call backward() yourself and step() without a closure, or leave the context."
             )
         if getattr(opt, "grad_scale", None) is not None or getattr(opt, "found_inf", None) is not None:
+            for name in ("grad_scale", "found_inf"):  # which the scaler takes back after a step that succeeds
+                opt.__dict__.pop(name, None)
             raise RuntimeError(
                 f"{self._owner}: step() is called by a GradScaler, but inside step_in_backward() the parameters have "
                 "already moved, by gradients that were still scaled: go back to the last checkpoint, and use bfloat16 "
@@ -102,11 +114,19 @@ class StepInBackward:
                 f"{self._owner}: a parameter that backward has already moved has a gradient again: inside "
                 "step_in_backward() set no gradients between backward() and step()."
             )
-        for p in left:  # their gradients have come from elsewhere
+        for p in left:  # thawed since then, or with gradients from elsewhere
             opt._move_one(p)
-            self._moved.add(id(p))
-        opt._end_step(self._moved)
-        self._task, self._moved = None, set()
-        if not self._handles:
+            p.grad = None
+        self.end()
+        if self._handles:
+            for group in opt.param_groups:
+                self.watch(group["params"])
+        else:
             self._leave()
         return True
+
+    def end(self) -> None:
+        """End the step that backward has begun, if there is one, with what has moved so far."""
+        if self._task is not None:
+            self._task, self._moved = None, set()
+            self._opt._end_step()

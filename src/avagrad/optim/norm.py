@@ -25,7 +25,10 @@ def global_gamma(batches: Sequence[Batch]) -> dict[torch.device, Tensor]:
     for group, entries, never_had_a_gradient in batches:
         shares += _shares(group, entries)
         if not group["bias_correction"] and not group["active_only"]:
-            shares.append((never_had_a_gradient * group["eps"] ** -norm, never_had_a_gradient))
+            # One product for all that have had no gradient yet, with or without a state: to the same bits.
+            firsts = [_first_count(group, entry) for entry in entries if _is_first(entry)]
+            firsts_and_unseen = never_had_a_gradient + sum(firsts)
+            shares.append((firsts_and_unseen * group["eps"] ** -norm, firsts_and_unseen))
     devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
     home = devices[0] if devices else torch.device("cpu")
     total, d = (_sum(terms, home) for terms in zip(*shares, strict=True)) if shares else (_sum([], home),) * 2
@@ -50,9 +53,6 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar
     """Return shares that add up to the group's part of the norm: sums of eta^p, and how many of them count."""
     pasts = [entry.past for entry in entries]
     shares: list[tuple[Scalar, Scalar]] = []
-    for entry, past in zip(entries, pasts, strict=True):
-        if not isinstance(past, Tensor) and past == 0:
-            shares.append(_first_share(group, entry))
     blocks_of_v = [
         (i, nth, block)
         for i, entry in enumerate(entries)
@@ -64,18 +64,21 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar
         d: Scalar = (block != 0).sum(dtype=total.dtype) if group["active_only"] else block.numel()
         if isinstance(past, Tensor):  # only the device knows whether there has been a gradient
             known = (past > 0).to(total.dtype)
-            first_total, first_d = _first_share(group, entries[i]) if nth == 0 else (0.0, 0.0)
-            total = torch.where(past > 0, total, first_total)
+            first_d = _first_count(group, entries[i]) if nth == 0 else 0
+            total = torch.where(past > 0, total, first_d * group["eps"] ** -group["norm"])
             d = known * d + (1 - known) * first_d
         shares.append((total, d))
     return shares
 
 
-def _first_share(group: Group, entry: Entry) -> tuple[Scalar, Scalar]:
-    """Return a parameter's share before its first gradient: as one that has no state yet, and to the same bits."""
+def _is_first(entry: Entry) -> bool:
+    return not isinstance(entry.past, Tensor) and entry.past == 0
+
+
+def _first_count(group: Group, entry: Entry) -> int:
+    """Return how many rates, of 1 / eps, a parameter has in the norm before its first gradient."""
     counts = not group["bias_correction"] and not group["active_only"] and entry.param.requires_grad
-    n = entry.w.numel() if counts else 0
-    return n * group["eps"] ** -group["norm"], n
+    return entry.w.numel() if counts else 0
 
 
 def _power_sums(

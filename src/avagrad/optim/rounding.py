@@ -52,7 +52,7 @@ def store(
     if rounding == "nearest" or not is_half(w.dtype):
         w.copy_(wide)
     elif rounding == "stochastic":
-        w.copy_(rounded_at_random(wide, w.dtype, random_bits(seed, t, place, _positions(w, origin))))
+        w.copy_(rounded_at_random(wide.float(), w.dtype, random_bits(seed, t, place, _positions(w, origin))))
     else:
         assert compensation is not None
         w.copy_(wide)

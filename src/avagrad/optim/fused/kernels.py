@@ -189,14 +189,14 @@ def _block(
         counts = tl.load(shared + 13)
         # In float64, so that the order in which a block is added up does not show.
         power = (eta * eta if NORM == 2 else eta).to(tl.float64)
-        tl.store(sums, tl.sum(power, 0) * counts)
+        tl.store(sums, (tl.sum(power, 0) * counts).to(tl.float32))
         if ACTIVE_ONLY:
             live = v != 0
             if MASKED:
                 live = live & mask
             tl.store(sums + 1, tl.sum(live.to(tl.float32), 0) * counts)
         else:
-            tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float64) * counts)
+            tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float32) * counts)
 
 
 @triton.jit(do_not_specialize=["first_block", "gradient"])
@@ -211,11 +211,11 @@ def delayed_pass(
     With ``ONE`` the blocks are those of one tensor, which moves by the gradient at the given address.
     """
     block = first_block + tl.program_id(0)
-    index = tl.load(blocks + 2 * block).to(tl.int64)
-    start = tl.load(blocks + 2 * block + 1).to(tl.int64) * BLOCK
+    index = tl.load(blocks + block).to(tl.int64)
     its_shared = shared + index * _SHARED
     if REBUILD or tl.load(its_shared) != 0:
         row = tensors + index * _TENSORS
+        start = (block - tl.load(row + 8)) * BLOCK
         w_bits = tl.load(row)
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)

@@ -9,6 +9,7 @@ asked by native code, which reaches torch through its C interface and four of it
 import ctypes
 import functools
 from collections.abc import Sequence
+from operator import attrgetter
 from typing import Any, Protocol
 
 import torch
@@ -16,7 +17,7 @@ from torch import Tensor
 
 from avagrad.optim.fused.native import library
 
-__all__ = ["DictLook", "Looks", "NativeLooks", "PythonLooks", "looks_at", "same_layout"]
+__all__ = ["DictLook", "Looks", "NativeLooks", "PythonLooks", "address", "lies_as", "looks_at", "same_layout"]
 
 State = dict[str, Tensor]
 _HAS_CHANGED, _HAS_AN_ODD_GRADIENT = 1, 2  # as in native.c
@@ -45,6 +46,23 @@ def looks_at(params: Sequence[Tensor], states: Sequence[State], keys: Sequence[s
     return PythonLooks(params, states, keys) if functions is None else NativeLooks(params, states, keys, functions)
 
 
+def address(x: Tensor) -> int:
+    """Return where a tensor is; an empty one is nowhere, and is given an address that is not 0."""
+    return x.data_ptr() if x.numel() else 1
+
+
+def lies_as(g: Tensor, p: Tensor) -> bool:
+    """Tell whether a gradient can be read as it lies in memory: a plain tensor, laid out as its parameter.
+
+    >>> p = torch.ones(2)
+    >>> lies_as(torch.ones(2), p), lies_as(torch.ones(2).double(), p), lies_as(torch._neg_view(torch.ones(2)), p)
+    (True, False, False)
+    """
+    is_plain = type(g) in (Tensor, torch.nn.Parameter) and g.layout == torch.strided
+    is_plain = is_plain and not (g.is_conj() or g.is_neg() or g._is_zerotensor())
+    return is_plain and g.dtype == p.dtype and same_layout(g, p)
+
+
 def same_layout(g: Tensor, p: Tensor) -> bool:
     """Tell whether two tensors lie in memory alike; the stride of a single element means nothing.
 
@@ -70,7 +88,7 @@ class PythonLooks:
 
     def _lie(self) -> list[Any]:
         tensors = [*self.params, *(x for _, _, x in self.kept)]
-        return [list(map(of, tensors)) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride)]
+        return [list(map(of, tensors)) for of in (Tensor.data_ptr, Tensor.size, Tensor.stride, attrgetter("dtype"))]
 
     def are_as_they_were(self) -> bool:
         """See :class:`Looks`."""
@@ -82,14 +100,9 @@ class PythonLooks:
     def gradients(self) -> Tensor | None:
         """See :class:`Looks`."""
         grads: list[Tensor | None] = [p.grad for p in self.params]
-        for p, g in zip(self.params, grads, strict=True):
-            if g is not None and (g.layout != torch.strided or g.dtype != p.dtype or not same_layout(g, p)):
-                return None
-            if g is not None and (g.is_conj() or g.is_neg()):
-                return None
-        # An empty gradient is at no address, and is counted all the same.
-        addresses = [0 if g is None else g.data_ptr() or 1 for g in grads]
-        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
+        if any(g is not None and not lies_as(g, p) for p, g in zip(self.params, grads, strict=True)):
+            return None
+        return torch.tensor([0 if g is None else address(g) for g in grads], dtype=torch.int64, device="cpu")
 
 
 class NativeLooks:
@@ -100,8 +113,6 @@ class NativeLooks:
     ) -> None:
         # They are told apart by their addresses, so they are kept alive.
         self.alive = [params, states, [list(state.items()) for state in states]]
-        # A step count that is given other memory is not seen, which saves a fifth of the time; nor freed.
-        self.alive.append([state["step"].untyped_storage() for state in states if "step" in keys])
         self.code, self.functions = _code(), ctypes.byref(functions)
         tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
         impls = iter(_impls(tensors))
@@ -114,8 +125,7 @@ class NativeLooks:
             its_keys = {key: id(key) for key in state}  # equal strings may be several objects
             for key in keys:
                 absent = [0, 0, 0, 0]
-                address = state[key].data_ptr() if key in state and key != "step" else 0
-                rows += [id(state[key]), next(impls), address, its_keys[key]] if key in state else absent
+                rows += [id(state[key]), next(impls), state[key].data_ptr(), its_keys[key]] if key in state else absent
         self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
         self.addresses = torch.zeros(len(params), dtype=torch.int64, device="cpu")

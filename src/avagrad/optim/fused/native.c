@@ -12,13 +12,13 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { W, M, V, STEP, NUMEL, GROUP, PLACE, COMPENSATION, TENSORS };
+enum { W, M, V, STEP, NUMEL, GROUP, PLACE, COMPENSATION, FIRST_BLOCK, TENSORS };
 enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, LOG_BETA1, LOG_BETA2, SEED, NUMBERS };
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAREST, STOCHASTIC, KAHAN };
 
 const char *avagrad_columns(void) {
-    return "w m v step numel group place compensation / lr beta1 beta2 eps weight_decay log_beta1 log_beta2 seed";
+    return "w m v step numel group place compensation first_block / lr beta1 beta2 eps weight_decay log_beta1 log_beta2 seed";
 }
 
 typedef struct {
@@ -148,13 +148,22 @@ void avagrad_step(const int64_t *tensors, const int64_t *grads, const double *nu
         shared[i] = prepared(tensors + i * TENSORS, grads[i], numbers, totals, grad_scale, found_inf, flags);
     #pragma omp parallel for schedule(dynamic) num_threads(threads) if (last_block - first_block > 1 && threads > 1)
     for (int64_t b = first_block; b < last_block; b++) {
-        const int64_t i = blocks[2 * b], start = blocks[2 * b + 1] * flags->block, *row = tensors + i * TENSORS;
+        const int64_t i = blocks[b], *row = tensors + i * TENSORS, start = (b - row[FIRST_BLOCK]) * flags->block;
         if (!flags->rebuild && shared[i].moves == 0) continue;
         int64_t n = row[NUMEL] - start < flags->block ? row[NUMEL] - start : flags->block;
         if (flags->dtype == FLOAT64)
             block_double(row, grads[i], start, n, &shared[i], flags, sums + 2 * b);
         else
             block_float(row, grads[i], start, n, &shared[i], flags, sums + 2 * b);
+    }
+}
+
+/* One after the other, so that tensors that add nothing change nothing. */
+void avagrad_add_up(const double *sums, int64_t n, double *totals) {
+    totals[0] = totals[1] = 0;
+    for (int64_t b = 0; b < n; b++) {
+        totals[0] += sums[2 * b];
+        totals[1] += sums[2 * b + 1];
     }
 }
 
@@ -178,7 +187,7 @@ typedef struct {
     int64_t impl_at; /* where a Python object has the address of its TensorImpl */
 } Functions;
 
-enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter (without an address: not looked at); then these: */
+enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter; then these: */
 enum { DTYPE = OF_TENSOR, LAYOUT, DICT, OF_PARAMETER }; /* then for each tensor of its state the first ones, and: */
 enum { KEY = OF_TENSOR, OF_STATE };
 enum { AS_IT_WAS, HAS_CHANGED, HAS_AN_ODD_GRADIENT };
@@ -192,6 +201,12 @@ static bool is_laid_out(const Functions *f, const void *tensor, const int64_t *l
     for (int64_t i = 0; i < dim; i++)
         if (sizes[i] != want_sizes[i] || ((strictly || sizes[i] > 1) && strides[i] != want_strides[i])) return false;
     return true;
+}
+
+static bool is_empty(const int64_t *layout) {
+    for (int64_t i = 0; i < layout[0]; i++)
+        if (layout[1 + i] == 0) return true;
+    return false;
 }
 
 /* Tell whether a Python object is still the same tensor (it may be given another's TensorImpl) in the same memory. */
@@ -210,7 +225,7 @@ static bool has_its_tensors(const Functions *f, void *dict, const int64_t *state
     while (f->dict_next(dict, &place, &key, &value))
         for (const int64_t *s = states; s < end; s += OF_STATE)
             if ((int64_t)key == s[KEY]) {
-                if ((int64_t)value != s[OBJECT] || (s[ADDRESS] && !is_where_it_was(f, s))) return false;
+                if ((int64_t)value != s[OBJECT] || !is_where_it_was(f, s)) return false;
                 missing--;
             }
     return missing == 0;
@@ -221,7 +236,6 @@ static void fetch(const int64_t *row, int64_t states) {
     __builtin_prefetch((const void *)row[DICT]);
     for (int64_t s = -1; s < states; s++) {
         const int64_t *tensor = s < 0 ? row : row + OF_PARAMETER + s * OF_STATE;
-        if (!tensor[ADDRESS]) continue;
         __builtin_prefetch((const void *)tensor[OBJECT]);
         for (int64_t line = 0; line < 4; line++) __builtin_prefetch((const char *)tensor[IMPL] + 64 * line);
     }
@@ -236,17 +250,18 @@ int avagrad_look(const Functions *f, const int64_t *rows, int64_t n, int64_t sta
     for (int64_t r = 0; r < n; r++) {
         const int64_t *row = rows + r * width, *layout = layouts + row[LAYOUT], *of_state = row + OF_PARAMETER;
         if (r + ahead < n) fetch(row + ahead * width, states);
-        if (!is_where_it_was(f, row) || !is_laid_out(f, row + IMPL, layout, true)) return HAS_CHANGED;
-        if (!has_its_tensors(f, (void *)row[DICT], of_state, row + width)) return HAS_CHANGED;
-        const void *g = f->grad((const void *)row[IMPL]);
         bool defined, odd;
         int32_t sparse = 1, dtype = 0;
+        if (!is_where_it_was(f, row) || !is_laid_out(f, row + IMPL, layout, true)) return HAS_CHANGED;
+        if (f->dtype(row + IMPL, &dtype) || dtype != row[DTYPE]) return HAS_CHANGED;
+        if (!has_its_tensors(f, (void *)row[DICT], of_state, row + width)) return HAS_CHANGED;
+        const void *g = f->grad((const void *)row[IMPL]);
         void *at = 0;
         addresses[r] = 0;
         if (f->is_defined(g, &defined) || !defined) continue;
         odd = f->layout(g, &sparse) || sparse || f->dtype(g, &dtype) || dtype != row[DTYPE];
         odd = odd || !is_laid_out(f, g, layout, false) || f->is_neg(g) || f->is_conj(g) || f->data_ptr(g, &at);
-        if (odd) result = HAS_AN_ODD_GRADIENT;
+        if (odd || (!at && !is_empty(layout))) result = HAS_AN_ODD_GRADIENT;
         addresses[r] = at ? (int64_t)at : 1; /* an empty gradient is nowhere, and is counted all the same */
         f->bump_version(row + IMPL);
     }

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from avagrad.optim.fused.tables import NUMBERS, TENSORS
 
-__all__ = ["Flags", "flags_of", "library", "reason_against_native", "step"]
+__all__ = ["Flags", "add_up", "flags_of", "library", "reason_against_native", "step"]
 
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
@@ -122,6 +122,12 @@ def _processor() -> str:
     except OSError:
         return platform.processor()
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
+
+
+def add_up(sums: Tensor, totals: Tensor) -> None:
+    """Leave the sums of the two columns of ``sums`` in ``totals``."""
+    n = ctypes.c_int64(len(sums))
+    library().avagrad_add_up(ctypes.c_void_p(sums.data_ptr()), n, ctypes.c_void_p(totals.data_ptr()))
 
 
 def step(

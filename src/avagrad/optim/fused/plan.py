@@ -17,15 +17,16 @@ from torch import Tensor
 from avagrad.optim.entries import Group, as_real, moment_dtype
 from avagrad.optim.foreach import count_gradients
 from avagrad.optim.fused import native
-from avagrad.optim.fused.looks import DictLook, looks_at, same_layout
+from avagrad.optim.fused.looks import DictLook, address, lies_as, looks_at, same_layout
 from avagrad.optim.fused.tables import NUMBERS, SHARED
+from avagrad.optim.rules import scale
 
 __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 
 _HALF = (torch.bfloat16, torch.float16)
 _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
 _STATE = ("exp_avg_sq", "exp_avg", "step", "compensation")
-BLOCK, WARPS = 2048, 8  # coordinates and warps for each program of Triton's
+BLOCK, WARPS = 1024, 4  # coordinates and warps for each program of Triton's
 CPU_BLOCK = 16384
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
 
@@ -50,6 +51,8 @@ def reason_against(groups: Sequence[Group]) -> str | None:
         if as_real(p.detach()).dtype not in dtypes:
             names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
             return f"a parameter is {p.dtype}; on {p.device.type} it must be one of {names}, or of such pairs (complex)"
+        if p.is_inference():
+            return "a parameter is an inference tensor, which autograd does not allow to be written to"
         if type(p) not in (Tensor, torch.nn.Parameter):
             return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
@@ -109,17 +112,18 @@ class _Launch:
         self.compiled: dict[Any, Any] = {}
 
     def make_tables(self) -> None:
-        rows, blocks = [], []
+        rows: list[tuple[int, ...]] = []
+        blocks: list[int] = []
         self.first_blocks = [0]
         for i, (p, state) in enumerate(zip(self.params, self.states, strict=True)):
             n = p.numel() * (2 if p.is_complex() else 1)
             moments = [state[key].data_ptr() for key in ("exp_avg", "exp_avg_sq", "step")]
             rest = state["compensation"].data_ptr() if self.flags["ROUNDING"] == "kahan" else 0
-            rows.append((p.data_ptr(), *moments, n, self.groups[i], self.places[i], rest))
-            blocks += [(i, k) for k in range(-(-n // self.block))]
+            rows.append((p.data_ptr(), *moments, n, self.groups[i], self.places[i], rest, len(blocks)))
+            blocks += [i] * -(-n // self.block)
             self.first_blocks.append(len(blocks))
         self.tensors = torch.tensor(rows, dtype=torch.int64, device="cpu").to(self.device)
-        self.blocks = torch.tensor(blocks, dtype=torch.int32, device="cpu").reshape(-1, 2).to(self.device)
+        self.blocks = torch.tensor(blocks, dtype=torch.int32, device="cpu").to(self.device)
         self.grads = torch.zeros(len(rows), dtype=torch.int64, device=self.device)
         shared = torch.float32 if self.on_triton else torch.float64
         self.shared = torch.zeros(len(rows), len(SHARED), dtype=shared, device=self.device)
@@ -146,28 +150,30 @@ class _Launch:
             self.compiled[key] = code
 
     def gradients(self, copies: list[Tensor]) -> Tensor | None:
-        """Return the address of each gradient, 0 for none; None if one is sparse.
+        """Return the address of each gradient, 0 for none; None if one is sparse, or of another dtype.
 
         One that is laid out otherwise than its parameter is copied first.
         """
         found = self.looks.gradients()
         if found is not None:
             return found
-        if any(p.grad is not None and p.grad.layout != torch.strided for p in self.params):
+        if any(p.grad is not None and not _is_readable(p.grad, p) for p in self.params):
             return None
         grads = [None if p.grad is None else _laid_out(p) for p in self.params]
         copies += [g for g in grads if g is not None]
-        addresses = [0 if g is None else g.data_ptr() or 1 for g in grads]
-        return torch.tensor(addresses, dtype=torch.int64, device="cpu")
+        return torch.tensor([0 if g is None else address(g) for g in grads], dtype=torch.int64, device="cpu")
+
+
+def _is_readable(g: Tensor, p: Tensor) -> bool:
+    """Tell whether a gradient can be read by a kernel, maybe after it has been copied."""
+    return g.layout == torch.strided and g.dtype == p.dtype
 
 
 def _laid_out(p: Tensor) -> Tensor:
     """Return the gradient of a parameter as one that lies in memory as the parameter does."""
     g = p.grad
     assert g is not None
-    if g.dtype == p.dtype and same_layout(g, p) and not g.is_conj() and not g.is_neg():
-        return g
-    return torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
+    return g if lies_as(g, p) else torch.empty_like(p, memory_format=torch.preserve_format).copy_(g)
 
 
 class FusedPlan:
@@ -180,7 +186,7 @@ class FusedPlan:
         self.flags = [self._flags(group, decoupled) for group in opt.param_groups]
         self.decoupled = decoupled
         launches: dict[Any, _Launch] = {}
-        self.others: list[Tensor] = []  # without a state, so far
+        self.others: list[Tensor] = []  # without a state, so far: they do not count
         self.rows: dict[int, tuple[_Launch, int]] = {}
         place = -1
         for index, (group, flags) in enumerate(zip(opt.param_groups, self.flags, strict=True)):
@@ -207,7 +213,9 @@ class FusedPlan:
             here = [launch for launch in self.launches if launch.device == device]
             for launch in here:
                 launch.make_tables()
-            sums = torch.zeros(sum(len(launch.blocks) for launch in here), 2, dtype=torch.float64, device=device)
+            # Triton's blocks are short and many: a float32 holds the sum of one.
+            dtype = torch.float32 if here[0].on_triton else torch.float64
+            sums = torch.zeros(sum(len(launch.blocks) for launch in here), 2, dtype=dtype, device=device)
             parts = torch.split(sums, [len(launch.blocks) for launch in here])
             for launch, part in zip(here, parts, strict=True):
                 launch.sums = part
@@ -236,7 +244,9 @@ class FusedPlan:
     def _lay_out(p: Tensor, state: dict[str, Tensor], compensated: bool) -> None:
         """Bring a state into the layout that the kernel reads: as the parameter's, and ``step`` on its device."""
         state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
-        if compensated and "compensation" not in state:
+        if not compensated:
+            state.pop("compensation", None)  # what was cut off then is not to be added one day
+        elif "compensation" not in state:
             state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         dtypes = {"exp_avg": moment_dtype(p.dtype), "exp_avg_sq": moment_dtype(p.dtype), "compensation": p.dtype}
         for name, dtype in dtypes.items():
@@ -295,16 +305,27 @@ class FusedPlan:
             if launch.on_triton:
                 self._prepare(launch, counts=False)
 
+    def gammas(self) -> dict[torch.device, Tensor]:
+        """Return gamma on each device, in a step that has begun."""
+        if not self.normalised:
+            return {}
+        norm = self.launches[0].flags["NORM"]
+        return {device: scale(total[0], total[1], norm=norm) for device, total in self.totals.items()}
+
+    def can_move(self, p: Tensor) -> bool:
+        """Tell whether the plan knows this parameter and can read its gradient."""
+        return id(p) in self.rows and p.grad is not None and _is_readable(p.grad, p)
+
     def move(self, p: Tensor) -> None:
         """Move one parameter by its gradient, in a step that has begun."""
         launch, i = self.rows[id(p)]
         g = _laid_out(p)
         blocks = launch.first_blocks[i], launch.first_blocks[i + 1]
         if launch.on_triton:
-            self._pass(launch, blocks, gradient=g.data_ptr())
+            self._pass(launch, blocks, gradient=address(g))
             self.moved.append(launch.states[i]["step"])
         else:
-            launch.grads[i] = g.data_ptr() or 1
+            launch.grads[i] = address(g)
             self._run_natively(launch, (i, i + 1), blocks)
         torch.autograd.graph.increment_version(p)
 
@@ -350,8 +371,6 @@ class FusedPlan:
         """Sum the rates again, if anything that they come from has changed other than by a fused step."""
         now = [(row[2], row[3]) for row in self.sent]
         if now == self.summed_with:
-            if self.others:  # which may have been frozen or thawed
-                self._add_up()
             return
         for launch in self.launches:
             self._run(launch, rebuild=True)
@@ -360,27 +379,15 @@ class FusedPlan:
 
     def _add_up(self) -> None:
         for device in self.devices:
-            torch.sum(self.sums[device], 0, out=self.totals[device])
+            if device.type == "cpu" and not INTERPRET:
+                native.add_up(self.sums[device], self.totals[device])
+            else:
+                torch.sum(self.sums[device], 0, dtype=torch.float64, out=self.totals[device])
         if len(self.devices) > 1:
             home = self.devices[0]
             total = sum((self.totals[device].to(home) for device in self.devices[1:]), self.totals[home].clone())
             for device in self.devices:
                 self.totals[device].copy_(total)
-        for share, n in self._unseen():
-            for device in self.devices:
-                self.totals[device][0] += share
-                self.totals[device][1] += n
-
-    def _unseen(self) -> list[tuple[float, int]]:
-        """Return the shares of parameters that have no state yet, in groups without bias correction."""
-        shares = []
-        for group in self.opt.param_groups:
-            if not group["bias_correction"] and not group["active_only"]:
-                for p in group["params"]:
-                    if p.requires_grad and not self.opt.state.get(p):
-                        n = as_real(p.detach()).numel()
-                        shares.append((n * group["eps"] ** -group["norm"], n))
-        return shares
 
     def _run(
         self,

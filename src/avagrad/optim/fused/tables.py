@@ -2,8 +2,8 @@
 
 __all__ = ["NUMBERS", "SHARED", "TENSORS"]
 
-# A row for each tensor (int64): addresses, its size, its group, and its place among all parameters.
-TENSORS = ("w", "m", "v", "step", "numel", "group", "place", "compensation")
+# A row for each tensor (int64): addresses, its size, its group, its place among all parameters, and its first block.
+TENSORS = ("w", "m", "v", "step", "numel", "group", "place", "compensation", "first_block")
 # A row for each group (float64).
 NUMBERS = ("lr", "beta1", "beta2", "eps", "weight_decay", "log_beta1", "log_beta2", "seed")
 # A row for each tensor, worked out at each step: what its coordinates share.
