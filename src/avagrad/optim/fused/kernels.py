@@ -189,14 +189,14 @@ def _block(
         counts = tl.load(shared + 13)
         # In float64, so that the order in which a block is added up does not show.
         power = (eta * eta if NORM == 2 else eta).to(tl.float64)
-        tl.store(sums, (tl.sum(power, 0) * counts).to(tl.float32))
+        tl.store(sums, tl.sum(power, 0) * counts)
         if ACTIVE_ONLY:
             live = v != 0
             if MASKED:
                 live = live & mask
             tl.store(sums + 1, tl.sum(live.to(tl.float32), 0) * counts)
         else:
-            tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float32) * counts)
+            tl.store(sums + 1, tl.minimum(n - start, BLOCK).to(tl.float64) * counts)
 
 
 @triton.jit(do_not_specialize=["first_block", "gradient"])

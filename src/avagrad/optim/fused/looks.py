@@ -8,8 +8,10 @@ asked by native code, which reaches torch through its C interface and four of it
 
 import ctypes
 import functools
+import itertools
+import weakref
 from collections.abc import Sequence
-from operator import attrgetter
+from operator import attrgetter, is_
 from typing import Any, Protocol
 
 import torch
@@ -17,7 +19,17 @@ from torch import Tensor
 
 from avagrad.optim.fused.native import library
 
-__all__ = ["DictLook", "Looks", "NativeLooks", "PythonLooks", "address", "lies_as", "looks_at", "same_layout"]
+__all__ = [
+    "DictLook",
+    "ListLook",
+    "Looks",
+    "NativeLooks",
+    "PythonLooks",
+    "address",
+    "lies_as",
+    "looks_at",
+    "same_layout",
+]
 
 State = dict[str, Tensor]
 _HAS_CHANGED, _HAS_AN_ODD_GRADIENT = 1, 2  # as in native.c
@@ -114,22 +126,28 @@ class NativeLooks:
         # They are told apart by their addresses, so they are kept alive.
         self.alive = [params, states, [list(state.items()) for state in states]]
         self.code, self.functions = _code(), ctypes.byref(functions)
-        tensors = [*params, *(state[key] for state in states for key in keys if key in state)]
-        impls = iter(_impls(tensors))
-        of_params = [next(impls) for _ in params]
+        of_params, handles = _impls(params)
+        _release(handles)  # or their TensorImpls could not be swapped, as Module.to() may do
+        of_states, handles = _impls([state[key] for state in states for key in keys if key in state])
+        weakref.finalize(self, _release, handles)
+        impls = iter(of_states)
         rows: list[int] = []
         layouts: list[int] = []
         for p, state, impl in zip(params, states, of_params, strict=True):
-            rows += [id(p), impl, p.data_ptr(), _number_of(p.dtype), len(layouts), id(state)]
+            storage = p.untyped_storage()
+            rows += [id(p), impl, storage._cdata, p.data_ptr(), _number_of(p.dtype), len(layouts), id(state)]
             layouts += [p.dim(), *p.shape, *p.stride()]
             its_keys = {key: id(key) for key in state}  # equal strings may be several objects
             for key in keys:
-                absent = [0, 0, 0, 0]
-                rows += [id(state[key]), next(impls), state[key].data_ptr(), its_keys[key]] if key in state else absent
+                if key not in state:
+                    rows += [0, 0, 0, 0, 0]
+                    continue
+                storage = state[key].untyped_storage()
+                rows += [id(state[key]), next(impls), storage._cdata, storage.data_ptr(), its_keys[key]]
         self.rows = torch.tensor(rows, dtype=torch.int64, device="cpu")
         self.layouts = torch.tensor(layouts, dtype=torch.int64, device="cpu")
-        self.addresses = torch.zeros(len(params), dtype=torch.int64, device="cpu")
-        tables = [ctypes.c_void_p(table.data_ptr()) for table in (self.rows, self.layouts, self.addresses)]
+        self.addresses, self.seen = (torch.zeros(len(params), dtype=torch.int64, device="cpu") for _ in range(2))
+        tables = [ctypes.c_void_p(x.data_ptr()) for x in (self.rows, self.layouts, self.addresses, self.seen)]
         sizes = ctypes.c_int64(len(params)), ctypes.c_int64(len(keys))
         self.arguments = self.functions, tables[0], *sizes, *tables[1:]
         self.found = _HAS_CHANGED
@@ -167,6 +185,29 @@ class DictLook:
         return bool(_code().avagrad_holds(ctypes.byref(functions), ctypes.c_void_p(id(objects)), ids, n))
 
 
+class ListLook:
+    """A look at a list: does it still hold the same objects? By identity, without touching them.
+
+    >>> x = [torch.ones(2), torch.ones(2)]
+    >>> look = ListLook(x)
+    >>> look.are_as_they_were(x), look.are_as_they_were(x[:1]), look.are_as_they_were(x[::-1])
+    (True, False, False)
+    """
+
+    def __init__(self, objects: list[Any]) -> None:
+        self.items = list(objects)
+        self.ids = torch.tensor([id(x) for x in objects], dtype=torch.int64, device="cpu")
+
+    def are_as_they_were(self, objects: list[Any]) -> bool:
+        """Tell whether the list holds what it did, in the same order."""
+        if len(objects) != len(self.items):
+            return False
+        if (functions := _functions()) is None or type(objects) is not list:
+            return all(map(is_, objects, self.items))
+        ids, n = ctypes.c_void_p(self.ids.data_ptr()), ctypes.c_int64(len(objects))
+        return bool(_code().avagrad_lists(ctypes.byref(functions), ctypes.c_void_p(id(objects)), ids, n))
+
+
 class _Functions(ctypes.Structure):
     """As ``Functions`` in native.c."""
 
@@ -174,9 +215,9 @@ class _Functions(ctypes.Structure):
         (name, ctypes.c_void_p)
         for name in (
             "data_ptr", "sizes", "strides", "dim", "dtype", "layout", "is_defined",
-            "grad", "is_neg", "is_conj", "bump_version", "dict_next",
+            "grad", "is_neg", "is_conj", "bump_version", "dict_next", "list_item",
         )
-    ] + [("impl_at", ctypes.c_int64)]  # fmt: skip
+    ] + [(name, ctypes.c_int64) for name in ("impl_at", "storage_at", "data_at")]  # fmt: skip
 
 
 @functools.cache
@@ -196,11 +237,22 @@ def _functions() -> _Functions | None:
         found = {name: ctypes.cast(_torch(symbol), ctypes.c_void_p) for name, symbol in names.items()}
     except (OSError, AttributeError):
         return None
-    dict_next = ctypes.cast(ctypes.pythonapi.PyDict_Next, ctypes.c_void_p)
-    x = torch.zeros(())
-    words = (ctypes.c_int64 * 8).from_address(id(x))
-    places = [8 * i for i, word in enumerate(words) if word == _impls([x])[0]]
-    return _Functions(**found, dict_next=dict_next, impl_at=places[0]) if places else None
+    for name, symbol in (("dict_next", "PyDict_Next"), ("list_item", "PyList_GetItem")):
+        found[name] = ctypes.cast(getattr(ctypes.pythonapi, symbol), ctypes.c_void_p)
+    # Where in its memory a tensor has what: nobody promises it, so it is looked for.
+    x = torch.zeros(3, device="cpu")
+    (impl,), handles = _impls([x])
+    _release(handles)
+    steps = [id(x), impl, x.untyped_storage()._cdata, x.data_ptr()]
+    places = [_place_of(value, address) for address, value in itertools.pairwise(steps)]
+    if None in places:
+        return None
+    return _Functions(**found, **dict(zip(("impl_at", "storage_at", "data_at"), places, strict=True)))
+
+
+def _place_of(value: int, address: int) -> int | None:
+    words = (ctypes.c_int64 * 8).from_address(address)
+    return next((8 * i for i, word in enumerate(words) if word == value), None)
 
 
 def _torch(symbol: str) -> Any:
@@ -216,7 +268,7 @@ def _torch_library() -> ctypes.CDLL:
 def _code() -> ctypes.PyDLL:
     """Return the library for calls that keep Python's lock: they look into its dicts."""
     code = ctypes.PyDLL(library()._name)
-    code.avagrad_holds.restype = ctypes.c_bool
+    code.avagrad_holds.restype = code.avagrad_lists.restype = ctypes.c_bool
     return code
 
 
@@ -225,13 +277,14 @@ def _number_of(dtype: torch.dtype) -> int:
     return int(_torch(f"aoti_torch_dtype_{str(dtype).removeprefix('torch.')}")())
 
 
-def _impls(tensors: list[Tensor]) -> list[int]:
-    """Return the address of each TensorImpl, which lives as long as its tensor."""
+def _impls(tensors: Sequence[Tensor]) -> tuple[list[int], list[int]]:
+    """Return the address of each TensorImpl, and handles that keep them alive until they are released."""
     get = ctypes.pythonapi.PyCapsule_GetPointer
     get.restype, get.argtypes = ctypes.c_void_p, [ctypes.py_object, ctypes.c_char_p]
-    impls = []
-    for capsule in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(tensors):
-        handle = get(capsule, None)
-        impls.append(int(ctypes.c_void_p.from_address(handle).value or 0))
+    handles = [int(get(x, None)) for x in torch._C._aoti.unsafe_alloc_void_ptrs_from_tensors(list(tensors))]
+    return [int(ctypes.c_void_p.from_address(handle).value or 0) for handle in handles], handles
+
+
+def _release(handles: list[int]) -> None:
+    for handle in handles:
         _torch("aoti_torch_delete_tensor_object")(ctypes.c_void_p(handle))
-    return impls

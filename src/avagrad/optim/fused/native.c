@@ -184,10 +184,13 @@ typedef struct {
     bool (*is_conj)(const void *);
     void (*bump_version)(const void *);
     int (*dict_next)(void *, intptr_t *, void **, void **);
-    int64_t impl_at; /* where a Python object has the address of its TensorImpl */
+    void *(*list_item)(void *, intptr_t);
+    int64_t impl_at;    /* where a Python object has the address of its TensorImpl, */
+    int64_t storage_at; /* that the address of its StorageImpl, */
+    int64_t data_at;    /* and that the address of its memory */
 } Functions;
 
-enum { OBJECT, IMPL, ADDRESS, OF_TENSOR }; /* of a parameter; then these: */
+enum { OBJECT, IMPL, STORAGE, ADDRESS, OF_TENSOR }; /* of a parameter; then these: */
 enum { DTYPE = OF_TENSOR, LAYOUT, DICT, OF_PARAMETER }; /* then for each tensor of its state the first ones, and: */
 enum { KEY = OF_TENSOR, OF_STATE };
 enum { AS_IT_WAS, HAS_CHANGED, HAS_AN_ODD_GRADIENT };
@@ -209,11 +212,13 @@ static bool is_empty(const int64_t *layout) {
     return false;
 }
 
-/* Tell whether a Python object is still the same tensor (it may be given another's TensorImpl) in the same memory. */
+static int64_t at(int64_t address, int64_t offset) { return *(const int64_t *)(address + offset); }
+
+/* Tell whether a parameter is still the same tensor (it may be given another's TensorImpl) in the same memory. */
 static bool is_where_it_was(const Functions *f, const int64_t *tensor) {
-    void *at;
-    if (*(int64_t *)(tensor[OBJECT] + f->impl_at) != tensor[IMPL]) return false;
-    return f->data_ptr(tensor + IMPL, &at) == 0 && (int64_t)at == tensor[ADDRESS];
+    void *data;
+    if (at(tensor[OBJECT], f->impl_at) != tensor[IMPL]) return false;
+    return f->data_ptr(tensor + IMPL, &data) == 0 && (int64_t)data == tensor[ADDRESS];
 }
 
 /* Tell whether a state has the same tensors under our keys, in the same memory; other keys are the user's. */
@@ -225,47 +230,67 @@ static bool has_its_tensors(const Functions *f, void *dict, const int64_t *state
     while (f->dict_next(dict, &place, &key, &value))
         for (const int64_t *s = states; s < end; s += OF_STATE)
             if ((int64_t)key == s[KEY]) {
-                if ((int64_t)value != s[OBJECT] || !is_where_it_was(f, s)) return false;
+                if ((int64_t)value != s[OBJECT] || at(s[IMPL], f->storage_at) != s[STORAGE]) return false;
+                if (at(s[STORAGE], f->data_at) != s[ADDRESS]) return false;
                 missing--;
             }
     return missing == 0;
 }
 
-/* The tensors are many, and each is a few lines of memory that nobody has touched since the last step. */
-static void fetch(const int64_t *row, int64_t states) {
-    __builtin_prefetch((const void *)row[DICT]);
-    for (int64_t s = -1; s < states; s++) {
-        const int64_t *tensor = s < 0 ? row : row + OF_PARAMETER + s * OF_STATE;
-        __builtin_prefetch((const void *)tensor[OBJECT]);
-        for (int64_t line = 0; line < 4; line++) __builtin_prefetch((const char *)tensor[IMPL] + 64 * line);
-    }
+static void fetch(int64_t address, int64_t lines) {
+    for (int64_t line = 0; line < lines; line++) __builtin_prefetch((const char *)address + 64 * line);
+}
+
+/* The tensors are many, and each is a few lines of memory that nobody has touched since the last step: have them
+   fetched in time. Addresses that are no longer right do no harm here. */
+static void fetch_row(const Functions *f, const int64_t *row, int64_t states, int64_t gradient) {
+    fetch(row[OBJECT], 1);
+    fetch(row[IMPL], 4);
+    fetch(row[STORAGE], 1);
+    fetch(row[DICT], 1);
+    fetch(gradient, 4);
+    for (const int64_t *s = row + OF_PARAMETER; states > 0; s += OF_STATE, states--)
+        if (s[KEY]) {
+            fetch(s[IMPL] + f->storage_at, 1);
+            fetch(s[STORAGE] + f->data_at, 1);
+        }
 }
 
 /* Look at n parameters, their states and their gradients. Leave the address of each gradient, 0 for none, and tell
-   autograd that the parameters that have one are about to be written to. */
+   autograd that the parameters that have one are about to be written to. `seen` keeps where the gradients' TensorImpls
+   are: the next ones are often there, too. */
 int avagrad_look(const Functions *f, const int64_t *rows, int64_t n, int64_t states, const int64_t *layouts,
-                 int64_t *addresses) {
-    const int64_t width = OF_PARAMETER + states * OF_STATE, ahead = 6;
+                 int64_t *addresses, int64_t *seen) {
+    const int64_t width = OF_PARAMETER + states * OF_STATE, ahead = 8;
     int result = AS_IT_WAS;
     for (int64_t r = 0; r < n; r++) {
         const int64_t *row = rows + r * width, *layout = layouts + row[LAYOUT], *of_state = row + OF_PARAMETER;
-        if (r + ahead < n) fetch(row + ahead * width, states);
+        if (r + ahead < n) fetch_row(f, row + ahead * width, states, seen[r + ahead]);
+        if (r + 4 < n) fetch(at(row[4 * width + DICT], 4 * sizeof(void *)), 3); /* a dict's keys and values */
         bool defined, odd;
         int32_t sparse = 1, dtype = 0;
         if (!is_where_it_was(f, row) || !is_laid_out(f, row + IMPL, layout, true)) return HAS_CHANGED;
         if (f->dtype(row + IMPL, &dtype) || dtype != row[DTYPE]) return HAS_CHANGED;
         if (!has_its_tensors(f, (void *)row[DICT], of_state, row + width)) return HAS_CHANGED;
         const void *g = f->grad((const void *)row[IMPL]);
-        void *at = 0;
+        void *data = 0;
         addresses[r] = 0;
         if (f->is_defined(g, &defined) || !defined) continue;
         odd = f->layout(g, &sparse) || sparse || f->dtype(g, &dtype) || dtype != row[DTYPE];
-        odd = odd || !is_laid_out(f, g, layout, false) || f->is_neg(g) || f->is_conj(g) || f->data_ptr(g, &at);
-        if (odd || (!at && !is_empty(layout))) result = HAS_AN_ODD_GRADIENT;
-        addresses[r] = at ? (int64_t)at : 1; /* an empty gradient is nowhere, and is counted all the same */
+        odd = odd || !is_laid_out(f, g, layout, false) || f->is_neg(g) || f->is_conj(g) || f->data_ptr(g, &data);
+        if (odd || (!data && !is_empty(layout))) result = HAS_AN_ODD_GRADIENT;
+        addresses[r] = data ? (int64_t)data : 1; /* an empty gradient is nowhere, and is counted all the same */
+        seen[r] = *(const int64_t *)g;
         f->bump_version(row + IMPL);
     }
     return result;
+}
+
+/* Tell whether the first n items of a list are these objects. */
+bool avagrad_lists(const Functions *f, void *list, const int64_t *objects, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if ((int64_t)f->list_item(list, i) != objects[i]) return false;
+    return true;
 }
 
 /* Tell whether a dict holds n keys and values, which are these objects in this order. */

@@ -8,7 +8,6 @@ import math
 import weakref
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from operator import is_
 from typing import Any
 
 import torch
@@ -17,7 +16,7 @@ from torch import Tensor
 from avagrad.optim.entries import Group, as_real, moment_dtype
 from avagrad.optim.foreach import count_gradients
 from avagrad.optim.fused import native
-from avagrad.optim.fused.looks import DictLook, address, lies_as, looks_at, same_layout
+from avagrad.optim.fused.looks import DictLook, ListLook, address, lies_as, looks_at, same_layout
 from avagrad.optim.fused.tables import NUMBERS, SHARED
 from avagrad.optim.rules import scale
 
@@ -26,7 +25,10 @@ __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 _HALF = (torch.bfloat16, torch.float16)
 _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
 _STATE = ("exp_avg_sq", "exp_avg", "step", "compensation")
-BLOCK, WARPS = 1024, 4  # coordinates and warps for each program of Triton's
+# Coordinates and warps for each program of Triton's. The shorter blocks are faster, but their tables would be more than
+# a thousandth of what a step of a large model works on.
+BLOCK, WARPS = 1024, 4
+LARGE, LARGE_BLOCK, LARGE_WARPS = 2**28, 2048, 8
 CPU_BLOCK = 16384
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
 
@@ -100,10 +102,12 @@ def _is_dense(p: Tensor) -> bool:
 class _Launch:
     """The tensors of one device and dtype whose groups have the same flags: one launch."""
 
-    def __init__(self, device: torch.device, dtype: torch.dtype, flags: dict[str, Any]) -> None:
+    def __init__(self, device: torch.device, dtype: torch.dtype, flags: dict[str, Any], size: int = 0) -> None:
         self.device, self.dtype, self.flags = device, dtype, flags
         self.on_triton = _takes_triton(device)
-        self.block = BLOCK if self.on_triton else CPU_BLOCK
+        self.block, self.warps = (BLOCK, WARPS) if size < LARGE else (LARGE_BLOCK, LARGE_WARPS)
+        if not self.on_triton:
+            self.block = CPU_BLOCK
         self.params: list[Tensor] = []
         self.states: list[dict[str, Tensor]] = []
         self.groups: list[int] = []
@@ -182,13 +186,14 @@ class FusedPlan:
     def __init__(self, opt: Any, *, normalised: bool, decoupled: bool) -> None:
         # Not to keep the optimizer alive: its state is most of the memory that there is.
         self.opt, self.normalised = weakref.proxy(opt), normalised
-        self.params = [list(group["params"]) for group in opt.param_groups]
+        self.params = [ListLook(group["params"]) for group in opt.param_groups]
         self.flags = [self._flags(group, decoupled) for group in opt.param_groups]
         self.decoupled = decoupled
         launches: dict[Any, _Launch] = {}
         self.others: list[Tensor] = []  # without a state, so far: they do not count
         self.rows: dict[int, tuple[_Launch, int]] = {}
         place = -1
+        size = sum(p.numel() for group in opt.param_groups for p in group["params"])
         for index, (group, flags) in enumerate(zip(opt.param_groups, self.flags, strict=True)):
             for p in group["params"]:
                 place += 1
@@ -200,7 +205,7 @@ class FusedPlan:
                 its_flags = flags if dtype in _HALF else flags | {"ROUNDING": "nearest"}
                 self._lay_out(p, state, its_flags["ROUNDING"] == "kahan")
                 key = (p.device, dtype, *its_flags.items())
-                launch = launches.setdefault(key, _Launch(p.device, dtype, its_flags))
+                launch = launches.setdefault(key, _Launch(p.device, dtype, its_flags, size))
                 self.rows[id(p)] = launch, len(launch.params)
                 launch.params.append(p)
                 launch.states.append(state)
@@ -213,9 +218,7 @@ class FusedPlan:
             here = [launch for launch in self.launches if launch.device == device]
             for launch in here:
                 launch.make_tables()
-            # Triton's blocks are short and many: a float32 holds the sum of one.
-            dtype = torch.float32 if here[0].on_triton else torch.float64
-            sums = torch.zeros(sum(len(launch.blocks) for launch in here), 2, dtype=dtype, device=device)
+            sums = torch.zeros(sum(len(launch.blocks) for launch in here), 2, dtype=torch.float64, device=device)
             parts = torch.split(sums, [len(launch.blocks) for launch in here])
             for launch, part in zip(here, parts, strict=True):
                 launch.sums = part
@@ -265,10 +268,7 @@ class FusedPlan:
             len(groups) == len(self.params)
             and self.state_objects.are_as_they_were(self.opt.state)
             and all(group["bias_correction"] or all(p.requires_grad for p in group["params"]) for group in groups)
-            and all(
-                len(group["params"]) == len(params) and all(map(is_, group["params"], params))
-                for group, params in zip(groups, self.params, strict=True)
-            )
+            and all(look.are_as_they_were(group["params"]) for look, group in zip(self.params, groups, strict=True))
             and self.flags == [self._flags(group, self.decoupled) for group in groups]
             and all(p.grad is None for p in self.others)
             and all(launch.looks.are_as_they_were() for launch in self.launches)
@@ -382,7 +382,7 @@ class FusedPlan:
             if device.type == "cpu" and not INTERPRET:
                 native.add_up(self.sums[device], self.totals[device])
             else:
-                torch.sum(self.sums[device], 0, dtype=torch.float64, out=self.totals[device])
+                torch.sum(self.sums[device], 0, out=self.totals[device])
         if len(self.devices) > 1:
             home = self.devices[0]
             total = sum((self.totals[device].to(home) for device in self.devices[1:]), self.totals[home].clone())
@@ -480,5 +480,5 @@ class FusedPlan:
                 "NORM": launch.flags["NORM"],
                 "BLOCK": launch.block,
             },
-            warps=WARPS,
+            warps=launch.warps,
         )
