@@ -69,7 +69,7 @@ class Row:
     milliseconds: float  # of a whole step, back to back, without synchronisation between steps
     host_milliseconds: float  # that the host is busy for a step
     of_fused_adamw: float | None
-    of_floor: float  # the bytes that must move, over the measured copy bandwidth
+    of_floor: float | None  # on CUDA: over the bytes that must move at the measured copy bandwidth
     launches: int | None
     extra_megabytes: float | None  # peak memory above parameters, gradients and state
 
@@ -212,7 +212,9 @@ def run(device: torch.device, names: Iterable[str], optimizers: Iterable[str] | 
                 extra = (torch.cuda.max_memory_allocated() - known) / 2**20
             adamw = milliseconds if label == "torch AdamW fused" else adamw
             ratio = milliseconds / adamw if adamw else None
-            rows.append(Row(name, label, milliseconds, host, ratio, milliseconds / floor, launches, extra))
+            # A CPU's copy is no floor: it reads what it is about to overwrite, which a step does not.
+            of_floor = milliseconds / floor if device.type == "cuda" else None
+            rows.append(Row(name, label, milliseconds, host, ratio, of_floor, launches, extra))
             del opt
         del params
         if device.type == "cuda":

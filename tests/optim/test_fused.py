@@ -184,7 +184,9 @@ REPLACEMENTS: dict[str, Any] = {
     ),
     "a transposed parameter": lambda opt, p: setattr(p, "data", p.data.t()) if p.dim() == 2 else None,
     "other memory for the parameter": lambda opt, p: setattr(p, "data", p.data.clone()),
-    "a swapped parameter": lambda opt, p: torch.utils.swap_tensors(p, torch.nn.Parameter(p.detach() * 2)),
+    "a swapped parameter": lambda opt, p: torch.utils.swap_tensors(  # type: ignore[no-untyped-call]
+        p, torch.nn.Parameter(p.detach() * 2)
+    ),
 }
 
 
