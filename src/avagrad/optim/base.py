@@ -244,6 +244,13 @@ class RuleOptimizer(Optimizer):
         """
         return StepInBackward(self)
 
+    def _tell_scalers(self) -> None:
+        """Say whether a GradScaler is to leave unscaling and skipping to the step.
+
+        Inside of backward it is to ask, so that it can be refused; else it would complain of finding no gradients.
+        """
+        self._step_supports_amp_scaling = self._in_backward is not None
+
     def _begin_step(self) -> None:
         """Settle all that the parameters of a step share, before the first of them moves."""
         self._refuse_capture_of_host_scalars()

@@ -85,13 +85,16 @@ class _Delayed(RuleOptimizer):
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
         self._plan = None
-        self._step_supports_amp_scaling = self._wants_fused()
+        self._tell_scalers()
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
         super().add_param_group(param_group)
-        # A GradScaler then leaves unscaling and skipping to the step; all paths know how to.
-        self._step_supports_amp_scaling = self._wants_fused()
+        self._tell_scalers()
+
+    def _tell_scalers(self) -> None:
+        # All paths know how to unscale and skip; the fused one does it in passing.
+        self._step_supports_amp_scaling = self._in_backward is not None or self._wants_fused()
 
     # --- the fused path ---
 

@@ -39,9 +39,7 @@ class StepInBackward:
                 "follow a step that is taken while it runs."
             )
         self._opt._in_backward = self
-        # Or a GradScaler would look for gradients itself, and complain of finding none.
-        self._scales = getattr(self._opt, "_step_supports_amp_scaling", False)
-        self._opt._step_supports_amp_scaling = True
+        self._opt._tell_scalers()
         for group in self._opt.param_groups:
             self.watch(group["params"])
         return self
@@ -64,7 +62,7 @@ class StepInBackward:
 
     def _leave(self) -> None:
         self._opt._in_backward = None
-        self._opt._step_supports_amp_scaling = self._scales
+        self._opt._tell_scalers()
 
     @torch.no_grad()
     def _complete(self, p: Tensor) -> None:
