@@ -59,6 +59,10 @@ def test_a_compiler_that_fails_is_quoted(built_anew: Path, monkeypatch: pytest.M
     with pytest.raises(ValueError, match=r"the C compiler .*broken could not build the native code \(cannot do that\)"):
         AvaGrad([one()], fused=True)
     assert list(built_anew.iterdir()) == []
+    forget()
+    monkeypatch.setenv("CC", "false")
+    with pytest.raises(ValueError, match=r"\(it ended with the status 1 and said nothing\)"):
+        AvaGrad([one()], fused=True)
 
 
 def test_a_compiler_that_does_not_know_its_processor(

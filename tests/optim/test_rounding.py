@@ -295,3 +295,15 @@ def test_what_was_cut_off_is_forgotten_when_it_no_longer_belongs_there(
             w.fill_(1e-3)
         opt.step()
         assert torch.equal(w, torch.full_like(w, 1e-3))
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_bad_values_in_a_group_are_refused_when_a_step_is_taken(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    opt, w = run(options_of(path, monkeypatch), torch.ones(4).to(torch.bfloat16), [torch.ones(4)] * 2)
+    before = w.detach().clone()
+    for key, value in (("rounding", "Stochastic"), ("rounding_seed", -1), ("norm", "x")):
+        kept, opt.param_groups[0][key] = opt.param_groups[0][key], value
+        with pytest.raises(ValueError, match=f"AvaGrad: {key} is {value!r}, but must be"):
+            opt.step()
+        opt.param_groups[0][key] = kept
+    assert torch.equal(w, before)

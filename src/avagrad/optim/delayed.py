@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from avagrad.optim.arguments import explain_unknown_keywords
+from avagrad.optim.arguments import check_values, explain_unknown_keywords
 from avagrad.optim.base import RuleOptimizer
 from avagrad.optim.entries import (
     Batch,
@@ -28,6 +28,9 @@ from avagrad.optim.norm import global_gamma, one_norm
 from avagrad.optim.rules import Scalar, delayed_step, rates
 
 __all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
+
+
+_CHOICES = ("norm", "rounding", "rounding_seed")
 
 
 class _Begun(NamedTuple):
@@ -77,6 +80,8 @@ class _Delayed(RuleOptimizer):
             )
 
     def _check_together(self, groups: list[Group]) -> None:
+        for group in groups:  # at each step, since a group may be edited; these choose what is done
+            check_values(type(self).__name__, {key: group[key] for key in _CHOICES if key in group})
         one_norm(groups, type(self).__name__)
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:

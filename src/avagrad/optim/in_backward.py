@@ -78,6 +78,7 @@ class StepInBackward:
                 self._opt._begin_step()
                 self._task = task
             elif self._task != task:
+                p.grad = None  # so that step() can close what was begun
                 raise RuntimeError(
                     f"{self._owner}: a second backward() before step(), but inside step_in_backward() the first one "
                     "has already moved the parameters: call step() after each backward(), also after one that has "
@@ -109,8 +110,9 @@ class StepInBackward:
         left = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
         if any(id(p) in self._moved for p in left):
             raise RuntimeError(
-                f"{self._owner}: a parameter that backward has already moved has a gradient again: inside "
-                "step_in_backward() set no gradients between backward() and step()."
+                f"{self._owner}: a parameter that backward has already moved has a gradient again: the last backward() "
+                "inside step_in_backward() has not been closed by step() yet, or a gradient has been set by hand. "
+                "Close it by zero_grad() and step()."
             )
         for p in left:  # thawed since then, or with gradients from elsewhere
             opt._move_one(p)

@@ -84,8 +84,10 @@ def library() -> Any:
             _build(command, path)
         made = ctypes.CDLL(str(path))
     except (OSError, subprocess.CalledProcessError) as error:
-        said = getattr(error, "stderr", "") or str(error)
-        return f"the C compiler {command[0]} could not build the native code ({said.strip().splitlines()[-1][:200]})"
+        said = str(error)
+        if isinstance(error, subprocess.CalledProcessError):
+            said = error.stderr.strip() or f"it ended with the status {error.returncode} and said nothing"
+        return f"the C compiler {command[0]} could not build the native code ({said.splitlines()[-1][:200]})"
     made.avagrad_columns.restype = ctypes.c_char_p
     assert made.avagrad_columns().decode() == f"{' '.join(TENSORS)} / {' '.join(NUMBERS)}"
     return made
