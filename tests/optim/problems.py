@@ -22,9 +22,10 @@ PATHS: dict[str, dict[str, Any]] = {
     "loop-capturable": {"foreach": False, "capturable": True},
     "foreach-capturable": {"foreach": True, "capturable": True},
 }
-
-
 FUSED: dict[str, Any] = {"fused": True}
+EVERY_PATH = PATHS | {"fused": FUSED}
+# Every class by every path that it has.
+NAMES_AND_PATHS = [(name, path) for name in ALL for path in EVERY_PATH if path != "fused" or name in DELAYED]
 FUSED_PATHS = ("native", "triton")
 
 

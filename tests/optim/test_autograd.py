@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, PATHS, optimizer_class
+from problems import ALL, DELAYED, EVERY_PATH, NAMES_AND_PATHS, optimizer_class
 from torch import Tensor
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
@@ -77,15 +77,14 @@ def test_a_differentiable_step_has_the_same_numbers(name: str) -> None:
 # --- GradScaler ----------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_that_the_scaler_skips_changes_nothing(name: str, path: str, first: bool) -> None:
     """Skipped at the very first step, or in mid-run: state, parameters and what follows are as without it."""
     ends = []
     for skip in (True, False):
         w = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-        opt = optimizer_class(name)([w], weight_decay=0.1, **PATHS[path])
+        opt = optimizer_class(name)([w], weight_decay=0.1, **EVERY_PATH[path])
         scaler = torch.amp.GradScaler("cpu", init_scale=2.0**8, growth_interval=10**6)
 
         def step(factor: float, w: Tensor = w, opt: Any = opt, scaler: Any = scaler) -> None:
@@ -105,23 +104,22 @@ def test_a_step_that_the_scaler_skips_changes_nothing(name: str, path: str, firs
 
 
 @pytest.mark.parametrize("name", DELAYED)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EVERY_PATH)
 def test_an_infinite_first_gradient_does_not_move_a_parameter(name: str, path: str) -> None:
     w = torch.nn.Parameter(torch.ones(3))
-    opt = optimizer_class(name)([w], weight_decay=0.1, **PATHS[path])
+    opt = optimizer_class(name)([w], weight_decay=0.1, **EVERY_PATH[path])
     w.grad = torch.tensor([1.0, float("inf"), float("nan")])
     opt.step()
     assert torch.equal(w, torch.ones(3))
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
 def test_a_half_precision_lr_does_not_round_the_decay_away(name: str, path: str) -> None:
     """1 - 0.1 * 0.01 is 1 in bfloat16."""
     ends = []
     for lr in (torch.tensor(0.1, dtype=torch.bfloat16), float(torch.tensor(0.1, dtype=torch.bfloat16))):
         w = torch.nn.Parameter(torch.ones(2))
-        opt = optimizer_class(name)([w], lr=lr, weight_decay=0.01, **PATHS[path])
+        opt = optimizer_class(name)([w], lr=lr, weight_decay=0.01, **EVERY_PATH[path])
         for _ in range(30):
             w.grad = torch.zeros(2)
             opt.step()

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import ALL, DELAYED, PATHS, gradients, optimizer_class, parameters
+from problems import ALL, DELAYED, EVERY_PATH, NAMES_AND_PATHS, gradients, optimizer_class, parameters
 from torch import Tensor
 from torch.distributed.checkpoint.state_dict import (
     StateDictOptions,
@@ -35,12 +35,11 @@ def through_file(state: Any) -> Any:
     return torch.load(file, weights_only=True)
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
 @pytest.mark.parametrize("way", ["state_dict", "file", "pickle", "deepcopy"])
 def test_resume_is_exact_to_the_bit(name: str, path: str, dtype: torch.dtype, way: str) -> None:
-    options: dict[str, Any] = {"weight_decay": 0.1, **PATHS[path]}
+    options: dict[str, Any] = {"weight_decay": 0.1, **EVERY_PATH[path]}
     params = parameters(dtype)
     grads = list(gradients(params, STEPS))
     undisturbed = optimizer_class(name)(params, **options)

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import PATHS, as_float64, gradients, parameters
+from problems import EVERY_PATH, as_float64, gradients, parameters
 
 from avagrad import AvaGrad
 
@@ -78,12 +78,12 @@ def test_gamma_is_a_function_of_state_and_groups(events: list[str], use_foreach:
         assert opt.diagnostics()["gamma"] == pytest.approx(by_hand(opt), rel=1e-11), event
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EVERY_PATH)
 def test_the_same_run_twice_is_the_same_to_the_bit(path: str) -> None:
     ends = []
     for _ in range(2):
         params = parameters()
-        opt = AvaGrad(params, **PATHS[path])
+        opt = AvaGrad(params, **EVERY_PATH[path])
         for grads in gradients(params, 20):
             for p, g in zip(params, grads, strict=True):
                 p.grad = g

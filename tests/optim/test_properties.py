@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from problems import DELAYED, PATHS, gradients, optimizer_class, parameters
+from problems import DELAYED, EVERY_PATH, PATHS, gradients, optimizer_class, parameters
 from torch import Tensor
 
 from avagrad import AvaGrad, DelayedAdam
@@ -202,11 +202,11 @@ def test_second_moments_that_overflow_stop_a_coordinate_and_nothing_else() -> No
     assert 0 < w[1] < 1
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EVERY_PATH)
 @pytest.mark.parametrize("eps", [1e-15, 1e15])
 def test_the_ends_of_the_range_of_eps(path: str, eps: float) -> None:
     params = parameters()
-    opt = AvaGrad(params, eps=eps, **PATHS[path])
+    opt = AvaGrad(params, eps=eps, **EVERY_PATH[path])
     for grads in gradients(params, 5):
         for p, g in zip(params, grads, strict=True):
             p.grad = g
@@ -214,13 +214,13 @@ def test_the_ends_of_the_range_of_eps(path: str, eps: float) -> None:
     assert all(p.isfinite().all() for p in params)
 
 
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("path", EVERY_PATH)
 def test_the_norm_of_many_parameters_keeps_its_digits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor larger than a block, at the smallest eps; gamma against float64."""
     monkeypatch.setattr(foreach, "BLOCK", 2**20)
     big = torch.nn.Parameter(torch.zeros(3, 500_001))
     small = torch.nn.Parameter(torch.zeros(1000))
-    opt = AvaGrad([big, small], eps=1e-15, **PATHS[path])
+    opt = AvaGrad([big, small], eps=1e-15, **EVERY_PATH[path])
     rng = torch.Generator().manual_seed(0)
     grads = [torch.randn(p.shape, generator=rng) for p in (big, small)]
     big.grad, small.grad = grads

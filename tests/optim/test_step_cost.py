@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from problems import (
-    ALL,
-    PATHS,
+    EVERY_PATH,
+    NAMES_AND_PATHS,
     gradients,
     optimizer_class,
     parameters,
@@ -44,16 +44,15 @@ def test_the_count_of_reads_can_fail() -> None:
     assert counter.reads == 1
 
 
-@pytest.mark.parametrize("name", ALL)
-@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
 @pytest.mark.parametrize("options", [{}, {"active_only": True, "norm": 1}, {"bias_correction": False}], ids=str)
 def test_a_step_reads_nothing_but_steps_and_lr_on_the_host(name: str, path: str, options: dict[str, Any]) -> None:
     if options and name not in ("AvaGrad", "AvaGradW"):
         options = {}
     params = parameters()
     lr = torch.tensor(0.1)
-    opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, **options, **PATHS[path])
-    capturable = PATHS[path].get("capturable", False)
+    opt = optimizer_class(name)(params, lr=lr, weight_decay=0.1, **options, **EVERY_PATH[path])
+    capturable = EVERY_PATH[path].get("capturable", False)
     for t, grads in enumerate(gradients(params, 14)):
         for p, g in zip(params, grads, strict=True):
             p.grad = g

@@ -123,9 +123,12 @@ class _Delayed(RuleOptimizer):
         self._check_together(self.param_groups)
         if self._plan is None and not any(p.grad is not None for group in self.param_groups for p in group["params"]):
             return False
+        grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
+        if isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and found_inf != 0:
+            return True  # skipped; where only the device knows it, the kernel skips
         # Without bias correction a parameter counts before it has had a gradient.
         plan = self._fitting_plan(lambda p, group: p.grad is not None or not group["bias_correction"])
-        return plan is not None and plan.step(getattr(self, "grad_scale", None), getattr(self, "found_inf", None))
+        return plan is not None and plan.step(grad_scale, found_inf)
 
     def _fitting_plan(self, joins: Callable[[Tensor, Group], bool]) -> FusedPlan | None:
         """Return a plan for the optimizer as it is, those that join given a state; None if there cannot be one."""

@@ -132,7 +132,8 @@ class _Launch:
         shared = torch.float32 if self.on_triton else torch.float64
         self.shared = torch.zeros(len(rows), len(SHARED), dtype=shared, device=self.device)
         self.looks = looks_at(self.params, self.states, _STATE)
-        self.sent: Tensor | None = None  # the addresses of gradients that the device has
+        self.none = torch.zeros(len(rows), dtype=torch.int64, device="cpu")  # the addresses when there are no gradients
+        self.sent: Tensor | None = None  # those that the device has
 
     def start(
         self, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int
@@ -282,7 +283,9 @@ class FusedPlan:
         every = [launch.gradients(copies) for launch in self.launches]
         if any(found is None for found in every):
             return False
-        if not any(found.any() for found in every if found is not None):
+        if all(
+            found is None or torch.equal(found, launch.none) for launch, found in zip(self.launches, every, strict=True)
+        ):
             return True
         self._settle()
         for launch, found in zip(self.launches, every, strict=True):
