@@ -196,17 +196,21 @@ def measure(ways: dict[str, Callable[[], Training]], tokens: Tensor) -> list[Row
 
 def table(rows: list[Row]) -> str:
     """Return the rows as Markdown."""
-
-    def cell(x: float | None, digits: int) -> str:
-        return "" if x is None else f"{x:.{digits}f}"
-
-    lines = ["| tokens | variant | ms | of ordinary | peak MB | after backward MB | between steps MB | loss |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        numbers = [cell(row.milliseconds, 2), cell(row.of_ordinary, 3), cell(row.peak_megabytes, 1)]
-        numbers += [cell(row.after_backward_megabytes, 1), cell(row.between_steps_megabytes, 1), cell(row.loss, 3)]
-        lines.append(f"| {row.tokens} | {row.variant} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
+    lines = [
+        [
+            row.tokens,
+            row.variant,
+            bench.cell(row.milliseconds, 2),
+            bench.cell(row.of_ordinary, 3),
+            bench.cell(row.peak_megabytes, 1),
+            bench.cell(row.after_backward_megabytes, 1),
+            bench.cell(row.between_steps_megabytes, 1),
+            bench.cell(row.loss, 3),
+        ]
+        for row in rows
+    ]
+    headings = ["tokens", "variant", "ms", "of ordinary", "peak MB", "after backward MB", "between steps MB", "loss"]
+    return bench.markdown(headings, lines)
 
 
 def main() -> None:

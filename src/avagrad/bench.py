@@ -19,7 +19,7 @@ from torch import Tensor
 
 import avagrad
 
-__all__ = ["SETS", "Row", "copy_bandwidth", "describe", "measure", "run", "table"]
+__all__ = ["SETS", "Row", "cell", "copy_bandwidth", "describe", "markdown", "measure", "run", "table"]
 
 Shapes = list[tuple[int, ...]]
 
@@ -230,17 +230,41 @@ def table(rows: list[Row]) -> str:
     | --- | --- | --- | --- | --- | --- | --- | --- |
     | a | b | 1.000 | 0.500 | 0.90 | 1.10 | 3 | 0.2 |
     """
+    lines = [
+        [
+            row.parameters,
+            row.optimizer,
+            cell(row.milliseconds, 3),
+            cell(row.host_milliseconds, 3),
+            cell(row.of_fused_adamw, 2),
+            cell(row.of_floor, 2),
+            cell(row.launches, 0),
+            cell(row.extra_megabytes, 1),
+        ]
+        for row in rows
+    ]
+    headings = ["parameters", "optimizer", "ms", "host ms", "of fused AdamW", "of the floor", "launches", "extra MB"]
+    return markdown(headings, lines)
 
-    def cell(x: float | None, digits: int) -> str:
-        return "" if x is None else f"{x:.{digits}f}"
 
-    lines = ["| parameters | optimizer | ms | host ms | of fused AdamW | of the floor | launches | extra MB |"]
-    lines.append("| --- | --- | --- | --- | --- | --- | --- | --- |")
-    for row in rows:
-        numbers = [cell(row.milliseconds, 3), cell(row.host_milliseconds, 3), cell(row.of_fused_adamw, 2)]
-        numbers += [cell(row.of_floor, 2), cell(row.launches, 0), cell(row.extra_megabytes, 1)]
-        lines.append(f"| {row.parameters} | {row.optimizer} | {' | '.join(numbers)} |")
-    return "\n".join(lines)
+def cell(x: float | None, digits: int) -> str:
+    """Return a number for a table, or nothing where there is none.
+
+    >>> cell(1.25, 1), cell(None, 1)
+    ('1.2', '')
+    """
+    return "" if x is None else f"{x:.{digits}f}"
+
+
+def markdown(headings: list[str], lines: list[list[str]]) -> str:
+    """Return a table in Markdown.
+
+    >>> print(markdown(["a", "b"], [["1", "2"]]))
+    | a | b |
+    | --- | --- |
+    | 1 | 2 |
+    """
+    return "\n".join(f"| {' | '.join(line)} |" for line in [headings, ["---"] * len(headings), *lines])
 
 
 def save(rows: list[Row], device: torch.device, path: Path) -> None:
