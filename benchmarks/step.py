@@ -19,8 +19,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     arguments = parser.parse_args()
     device = torch.device(arguments.device)
-    fitting = [name for name, (_, _, on_cpu) in bench.SETS.items() if on_cpu or device.type == "cuda"]
-    rows = bench.run(device, arguments.sets or fitting)
+    rows = bench.run(device, arguments.sets or bench.fitting(device))
     print(", ".join(f"{key} {value}" for key, value in bench.describe(device).items()))
     print(bench.table(rows))
     if arguments.json:

@@ -19,7 +19,7 @@ from torch import Tensor
 
 import avagrad
 
-__all__ = ["SETS", "Row", "cell", "copy_bandwidth", "describe", "markdown", "measure", "run", "table"]
+__all__ = ["SETS", "Row", "cell", "copy_bandwidth", "describe", "fitting", "markdown", "measure", "run", "table"]
 
 Shapes = list[tuple[int, ...]]
 
@@ -54,6 +54,15 @@ SETS: dict[str, tuple[Shapes, torch.dtype, bool]] = {
     "gpt2-124M-bf16": (_gpt(12, 768), torch.bfloat16, False),
     "4x4096x4096": ([(4096, 4096)] * 4, torch.float32, True),
 }
+
+
+def fitting(device: torch.device) -> list[str]:
+    """Return the names of the sets that a device can be expected to hold.
+
+    >>> fitting(torch.device("cpu"))
+    ['resnet50', '1000x1024', '4x4096x4096']
+    """
+    return [name for name, (_, _, on_cpu) in SETS.items() if on_cpu or device.type == "cuda"]
 
 
 @dataclass

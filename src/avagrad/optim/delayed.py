@@ -196,6 +196,22 @@ class _Delayed(RuleOptimizer):
             move(moving, gammas, group, self._decoupled)
 
     @torch.no_grad()
+    def gamma(self) -> float:
+        """Return the gamma of the next step, for logging. Unlike a step, this reads from the device.
+
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> opt = AvaGrad([w], eps=1.0)
+        >>> w.grad = torch.tensor([1.0, 1.0, 1.0])
+        >>> opt.step()
+        >>> opt.gamma()
+        2.0
+        """
+        return self._gamma_of([self._batch_of_states(group) for group in self.param_groups])
+
+    def _gamma_of(self, batches: list[Batch]) -> float:
+        return next(iter(global_gamma(batches).values())).item() if self._normalised else 1.0
+
+    @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
         """Return what the next step will multiply gradients with, for logging.
 
@@ -217,9 +233,7 @@ class _Delayed(RuleOptimizer):
         0.5
         """
         batches = [self._batch_of_states(group) for group in self.param_groups]
-        gamma = 1.0
-        if self._normalised:
-            gamma = next(iter(global_gamma(batches).values())).item()
+        gamma = self._gamma_of(batches)
         etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
         inactive = known = 0
         for group, entries, unseen in batches:

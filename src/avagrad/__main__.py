@@ -1,0 +1,23 @@
+"""``python -m avagrad``, and the command ``avagrad``."""
+
+import importlib.util
+import sys
+
+
+def main() -> None:
+    """Run the command line, or say what it needs."""
+    missing = [name for name in ("typer", "rich", "numpy") if importlib.util.find_spec(name) is None]
+    if missing:
+        print(
+            f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]'. "
+            "(python -m avagrad.lab.trainer runs without typer and rich.)",
+            file=sys.stderr,
+        )
+        sys.exit(2)
+    from avagrad.cli import main as run
+
+    run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,256 @@
+"""The command ``avagrad``: train, synthetic, list, bench."""
+
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any
+
+import torch
+import typer
+from rich.console import Console
+from rich.table import Table
+
+from avagrad import __version__, bench
+from avagrad.lab.command import FLAGS, OPTIONS, run, summary
+from avagrad.lab.folder import RunFolder, write_whole
+from avagrad.lab.methods import METHODS
+from avagrad.lab.names import look_up
+from avagrad.lab.presets import PRESETS
+from avagrad.lab.tasks import TASKS, task_class
+from avagrad.lab.tasks import synthetic as toy
+from avagrad.lab.trainer import Stopped, about
+from avagrad.progress import Bar
+
+__all__ = ["app", "main"]
+
+app = typer.Typer(
+    help="Train with the methods of 'Domain-independent Dominance of Adaptive Methods', and check what it says.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
+app.add_typer(bench_app, name="bench")
+
+
+def _option(name: str, *, flag: str | None = None) -> Any:
+    """Describe an option of a run in the words that both command lines share."""
+    return typer.Option(flag or f"--{name.replace('_', '-')}", help=OPTIONS[name][1], show_default=False)
+
+
+@app.command()
+def train(
+    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
+    optimizer: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "avagrad",
+    lr: Annotated[float | None, _option("lr")] = None,
+    eps: Annotated[float | None, _option("eps")] = None,
+    weight_decay: Annotated[float | None, _option("weight_decay")] = None,
+    preset: Annotated[str | None, _option("preset")] = None,
+    data: Annotated[str | None, _option("data")] = None,
+    seed: Annotated[int, _option("seed")] = 0,
+    out: Annotated[str | None, _option("out")] = None,
+    resume: Annotated[bool, typer.Option("--resume", help=FLAGS["resume"])] = False,
+    epochs: Annotated[int | None, _option("epochs")] = None,
+    milestones: Annotated[str | None, _option("milestones")] = None,
+    factor: Annotated[float | None, _option("factor")] = None,
+    clip: Annotated[float | None, _option("clip")] = None,
+    option: Annotated[
+        list[str] | None, typer.Option("--option", "-o", help="an option of the task: NAME=VALUE", show_default=False)
+    ] = None,
+    optimizer_option: Annotated[
+        list[str] | None, typer.Option(help="an option of the method: NAME=VALUE", show_default=False)
+    ] = None,
+    device: Annotated[str, _option("device")] = "cpu",
+    threads: Annotated[int | None, _option("threads")] = None,
+    save_every: Annotated[float, _option("save_every")] = 30.0,
+    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=FLAGS["tensorboard"])] = False,
+    download: Annotated[bool, typer.Option("--download", help=FLAGS["download"])] = False,
+) -> None:
+    """Train a model, and leave a folder with its settings, metrics, checkpoint and result.
+
+    What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
+    same command with --out and --resume goes on, to the same numbers.
+    """
+    given = {name: value for name, value in locals().items() if name in OPTIONS}
+    with Bar(Console(stderr=True)) as bar:
+        result, folder = run(
+            task,
+            given,
+            options=option or (),
+            optimizer_options=optimizer_option or (),
+            resume=resume,
+            tensorboard=tensorboard,
+            download=download,
+            watcher=bar,
+        )
+    typer.echo(summary(result, task_class(task).unit))
+    for remark in result["remarks"]:
+        typer.echo(f"note: {remark}")
+    typer.echo(f"in {folder}")
+
+
+@app.command()
+def synthetic(
+    w1: Annotated[list[float] | None, typer.Option(help="where w starts; may be given several times")] = None,
+    steps: Annotated[int, typer.Option(help="how many steps")] = 1_000_000,
+    replicas: Annotated[int, typer.Option(help="how many independent runs")] = 100,
+    methods: Annotated[str, typer.Option(help="methods, with commas between them")] = ",".join(toy.METHODS),
+    c: Annotated[float, typer.Option("--c", help="C of the problem")] = 999.0,
+    delta: Annotated[float, typer.Option(help="delta of the problem")] = 1.0,
+    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-5,
+    beta2: Annotated[float, typer.Option(help="beta2")] = 0.99,
+    eps: Annotated[float, typer.Option(help="epsilon")] = 1e-8,
+    seed: Annotated[int, typer.Option(help="fixes everything that is random")] = 0,
+    bias_correction: Annotated[bool, typer.Option(help="of Delayed Adam and AvaGrad")] = True,
+    out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
+) -> None:
+    """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
+
+    Adam moves to w = 1, where the squared gradient is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is
+    Theorem 2's, for what the run recorded; above 1 it says nothing.
+    """
+    console = Console()
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    runs = [
+        toy.Settings(
+            C=c, delta=delta, lr=lr, beta2=beta2, eps=eps, w1=start, steps=steps, replicas=replicas, seed=seed,
+            bias_correction=bias_correction,
+        )
+        for start in dict.fromkeys(w1 or (0.5, 0.0))
+    ]  # fmt: skip
+    for name in names:
+        look_up("methods: a method", name, toy.METHODS)
+    if out is None:
+        _synthetic(console, runs, names)
+        return
+    config = {"task": "synthetic", "methods": names, "runs": [asdict(settings) for settings in runs]}
+    with RunFolder.claim(out, config, about()) as folder:
+        rows = _synthetic(console, runs, names)
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        write_whole(folder.path / "curves.jsonl", lambda file: file.write(lines.encode()))
+        last = [row for row in rows if row["step"] == steps]
+        folder.write_result({"status": "finished", "last": last})
+    typer.echo(f"in {out}")
+
+
+def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> list[dict[str, Any]]:
+    """Run, show a table for each start, and return all rows."""
+    rows: list[dict[str, Any]] = []
+    for settings in runs:
+        with Bar(Console(stderr=True)) as bar:
+            what = f"synthetic from w = {settings.w1:g}"
+            curves = toy.run(settings, names, lambda stage, done, total: bar.at(f"{what}, {stage}", done, total))
+        table = Table(
+            title=f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and "
+            f"{settings.replicas} replicas; w* = {settings.problem.minimiser:.4f}"
+        )
+        for column in ("method", "w", "mean w", "mean squared gradient", "bound of Theorem 2"):
+            table.add_column(column, justify="left" if column == "method" else "right")
+        for name, curve in curves.items():
+            numbers = (curve.w, curve.mean_w, curve.mean_squared_gradient)
+            bound = _bound(settings, curve)
+            told = (
+                "" if bound is None else f"{bound:.4f}" if bound < settings.problem.largest_gradient**2 else "above 1"
+            )
+            table.add_row(METHODS[name].title, *(f"{x[-1].mean():.4f}" for x in numbers), told)
+            rows += [{"w1": settings.w1} | row for row in curve.rows()]
+        console.print(table)
+    return rows
+
+
+def _bound(settings: toy.Settings, curve: toy.Curve) -> float | None:
+    """Return Theorem 2's bound from a curve's sums, on the mean over replicas."""
+    if curve.sum_rate is None or curve.sum_squared_rate is None:
+        return None
+    known = settings.problem.constants(settings.w1)
+    moved, squared = curve.sum_rate[-1], curve.sum_squared_rate[-1]
+    noise = known.M * known.Ginf**2 * squared / 2
+    return float(((known.D + noise) / moved).mean())
+
+
+@app.command("list")
+def list_all() -> None:
+    """Show tasks, methods and presets, with the source of every setting, and the paper's results."""
+    console = Console()
+    tasks = Table(title="Tasks", title_justify="left")
+    for column in ("task", "what it is", "error is", "options, with their defaults"):
+        tasks.add_column(column)
+    for name, (_, _, what) in TASKS.items():
+        cls = task_class(name)
+        tasks.add_row(name, what, cls.measure, ", ".join(f"{key}={value}" for key, value in cls.options().items()))
+    tasks.add_row("synthetic", "the problem of Theorem 1: avagrad synthetic", "squared gradient", "")
+    console.print(tasks)
+
+    presets = Table(title="Presets (the first of a task is its default)", title_justify="left")
+    for column in ("task", "preset", "settings", "source"):
+        presets.add_column(column)
+    for task, protocols in PRESETS.items():
+        for preset, protocol in protocols.items():
+            for source in dict.fromkeys(value.source for value in protocol.values()):
+                presets.add_row(task, preset, _told(protocol, source), source)
+    console.print(presets)
+
+    methods = Table(title="Methods, and the settings found for each task", title_justify="left")
+    for column in ("method", "task", "preset", "settings", "source"):
+        methods.add_column(column)
+    for record in METHODS.values():
+        methods.add_row(record.name, "", "", _told(record.defaults, "paper"), "paper", style="bold")
+        for (task, preset), found in record.settings.items():
+            for source in dict.fromkeys(value.source for value in found.values()):
+                methods.add_row("", task, preset, _told(found, source), source)
+    console.print(methods)
+
+    paper = Table(title="Table 1 of the paper: test errors (ImageNet: validation), in %; bits per character")
+    paper.add_column("method")
+    for column in METHODS["sgd"].paper_errors:
+        paper.add_column(column, justify="right")
+    for record in METHODS.values():
+        paper.add_row(record.title, *record.paper_errors.values())
+    console.print(paper)
+
+
+def _told(settings: Any, source: str) -> str:
+    return ", ".join(f"{name}={value.value}" for name, value in settings.items() if value.source == source)
+
+
+@bench_app.command("step")
+def bench_step(
+    device: Annotated[str | None, typer.Option(help="cuda where there is one, else cpu", show_default=False)] = None,
+    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}", show_default=False)] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="where to write the numbers", show_default=False)
+    ] = None,
+) -> None:
+    """Measure a step's time and memory beside torch's optimizers, on the parameters of real models."""
+    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    names = [name.strip() for name in sets.split(",")] if sets else bench.fitting(on)
+    for name in names:
+        look_up("sets: a set", name, bench.SETS)
+    rows = bench.run(on, names)
+    typer.echo(", ".join(f"{key} {value}" for key, value in bench.describe(on).items()))
+    typer.echo(bench.table(rows))
+    if json_file is not None:
+        bench.save(rows, on, json_file)
+
+
+@app.callback(invoke_without_command=True)
+def _version(
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    if version:
+        typer.echo(f"avagrad {__version__}")
+        raise typer.Exit
+
+
+def main() -> None:
+    """Run the command line: what is wrong is said in a sentence, and ends it with code 2."""
+    try:
+        app()
+    except Stopped as stopped:
+        folder = stopped.folder
+        print(f"stopped and saved; the same command with --out {folder} --resume goes on", file=sys.stderr)
+        raise
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)

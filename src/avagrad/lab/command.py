@@ -1,0 +1,205 @@
+"""``python -m avagrad.lab.trainer``: a training run with torch and numpy alone.
+
+The command ``avagrad train`` has the same options, and hands them to the same :func:`run`.
+"""
+
+import argparse
+import itertools
+import json
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from avagrad.lab.config import Config, configure
+from avagrad.lab.tasks import TASKS, task_class
+from avagrad.lab.trainer import Stopped, Watcher, train
+
+__all__ = ["OPTIONS", "main", "parse_settings", "run"]
+
+# One table for both command lines: name, type, what it is.
+OPTIONS: dict[str, tuple[type, str]] = {
+    "optimizer": (str, "the method, by name"),
+    "lr": (float, "learning rate"),
+    "eps": (float, "epsilon"),
+    "weight_decay": (float, "weight decay"),
+    "epochs": (int, "how many epochs"),
+    "milestones": (str, "epochs at which the learning rate drops, such as 60,120,160; 'none' for a constant one"),
+    "factor": (float, "what it is multiplied by then"),
+    "clip": (float, "the largest norm of all gradients together; 0 for no clipping"),
+    "preset": (str, "a protocol: settings with their sources"),
+    "data": (str, "where the task's data are"),
+    "seed": (int, "fixes everything that is random"),
+    "device": (str, "cpu, cuda, ..."),
+    "threads": (int, "how many threads torch computes with"),
+    "out": (str, "the folder of the run"),
+    "save_every": (float, "seconds between checkpoints"),
+}
+
+
+def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
+    """Read ``name=value`` pairs; a value is JSON where it can be, else a word.
+
+    >>> parse_settings(["model=conv", "width=32", "full=true"], "option")
+    {'model': 'conv', 'width': 32, 'full': True}
+    >>> parse_settings(["model"], "option")
+    Traceback (most recent call last):
+    ...
+    ValueError: option is 'model', but must be name=value.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{what} is {pair!r}, but must be name=value.")
+        try:
+            read = json.loads(value)
+        except ValueError:
+            read = value
+        settings[name.replace("-", "_")] = tuple(read) if isinstance(read, list) else read
+    return settings
+
+
+def _milestones(text: str) -> tuple[int, ...]:
+    if text in ("", "none"):
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"milestones is {text!r}, but must be epochs with commas between them, or 'none'.") from None
+
+
+def _config(task: str, given: dict[str, Any], options: Sequence[str], optimizer_options: Sequence[str]) -> Config:
+    settings = {name: given[name] for name in ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads")}
+    if given.get("milestones") is not None:
+        settings["milestones"] = _milestones(given["milestones"])
+    no_clipping = settings["clip"] == 0
+    if no_clipping:
+        settings["clip"] = None
+    return configure(
+        task,
+        given.get("optimizer") or "avagrad",
+        preset=given.get("preset"),
+        seed=given.get("seed") or 0,
+        data=given.get("data"),
+        device=given.get("device") or "cpu",
+        task_options=parse_settings(options, "option"),
+        optimizer_options=parse_settings(optimizer_options, "optimizer-option"),
+        no_clipping=no_clipping,
+        **settings,
+    )
+
+
+def _free_folder(config: Config) -> Path:
+    """Return a folder under runs/ that does not exist yet."""
+    base = f"{config.task}-{config.optimizer}-seed{config.seed}"
+    names = itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2)))
+    return next(path for name in names if not (path := Path("runs", name)).exists())
+
+
+def run(
+    task: str,
+    given: dict[str, Any],
+    *,
+    options: Sequence[str] = (),
+    optimizer_options: Sequence[str] = (),
+    resume: bool = False,
+    tensorboard: bool = False,
+    download: bool = False,
+    watcher: Watcher | None = None,
+) -> tuple[dict[str, Any], Path]:
+    """Run what a command line asks for; return the result and its folder. ``given`` has the keys of OPTIONS."""
+    given = {name: given.get(name) for name in OPTIONS}
+    if resume and given["out"] is None:
+        raise ValueError("resume is asked for without out: name the folder of the run that is to go on.")
+    config = _config(task, given, options, optimizer_options)
+    out = Path(given["out"]) if given["out"] is not None else _free_folder(config)
+    save_every = 30.0 if given["save_every"] is None else given["save_every"]
+    result = train(
+        config,
+        out,
+        resume=resume,
+        watcher=watcher,
+        save_every=save_every,
+        tensorboard=tensorboard,
+        download=download,
+    )
+    return result, out
+
+
+class Lines(Watcher):
+    """Prints a line for each record.
+
+    >>> Lines(sys.stdout).recorded({"step": 9, "epoch": 1, "loss": 0.5, "error": 2.0, "lr": 0.1, "seconds": 3.0})
+    epoch 1  step 9  loss 0.5  error 2  lr 0.1  3.0 s
+    """
+
+    def __init__(self, stream: Any = None) -> None:
+        self.stream = stream or sys.stderr
+
+    def started(self, config: Config, done: int, total: int) -> None:
+        """Say what runs."""
+        at = f", from step {done}" if done else ""
+        print(f"{config.task} with {config.optimizer}: {total} steps{at}", file=self.stream, flush=True)
+
+    def recorded(self, row: dict[str, Any]) -> None:
+        """Print a record."""
+        numbers = "  ".join(f"{name} {row[name]:.5g}" for name in ("loss", "error", "lr") if row[name] is not None)
+        told = f"epoch {row['epoch']}  step {row['step']}  {numbers}  {row['seconds']:.1f} s"
+        print(told + ("  diverged" if row.get("diverged") else ""), file=self.stream, flush=True)
+
+
+def summary(result: dict[str, Any], unit: str) -> str:
+    """Say in one line what came out.
+
+    >>> summary({"status": "diverged", "diverged_at": 7}, "%")
+    'diverged at step 7: the loss is not a finite number'
+    """
+    if result["status"] == "diverged":
+        return f"diverged at step {result['diverged_at']}: the loss is not a finite number"
+    test, validation = result["test"]["error"], result["validation"]["error"]
+    return f"test error {test:.4g} {unit}, validation error {validation:.4g} {unit}, in {result['seconds']:.1f} s"
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code.
+
+    >>> main(["digits", "--epochs", "0"])
+    2
+    """
+    parser = argparse.ArgumentParser("python -m avagrad.lab.trainer", description=__doc__, allow_abbrev=False)
+    parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
+    for name, (kind, what) in OPTIONS.items():
+        parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
+    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the task")
+    parser.add_argument("--optimizer-option", action="append", default=[], metavar="NAME=VALUE", help="of the method")
+    for flag, what in FLAGS.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=what)
+    asked = vars(parser.parse_args(arguments))
+    began = time.monotonic()
+    try:
+        result, out = run(
+            asked["task"],
+            asked,
+            options=asked["option"],
+            optimizer_options=asked["optimizer_option"],
+            watcher=Lines(),
+            **{flag: asked[flag] for flag in FLAGS},
+        )
+    except Stopped as stopped:
+        print(f"stopped and saved; the same command with --out {stopped.folder} --resume goes on", file=sys.stderr)
+        raise
+    except (ValueError, TypeError, OSError, ImportError) as error:
+        print(f"error: {error}", file=sys.stderr)
+        return 2
+    told = summary(result, task_class(asked["task"]).unit)
+    print(f"{told} ({time.monotonic() - began:.0f} s in all); {out}")
+    return 0
+
+
+FLAGS = {
+    "resume": "go on with the run in --out",
+    "tensorboard": "also write events for TensorBoard",
+    "download": "the task may fetch its data",
+}

@@ -1,0 +1,200 @@
+"""What a run is made with: every value, and where it comes from."""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from avagrad.lab.methods import Sourced, method
+from avagrad.lab.names import look_up
+from avagrad.lab.presets import PRESETS, default_preset
+from avagrad.lab.tasks import task_class
+
+__all__ = ["Config", "configure"]
+
+
+@dataclass(frozen=True)
+class Config:
+    """A run, completely: the same Config gives the same numbers.
+
+    >>> configure("digits", "sgd").lr
+    0.1
+    """
+
+    task: str
+    optimizer: str
+    preset: str
+    lr: float
+    eps: float | None  # SGD has none
+    weight_decay: float
+    epochs: int
+    milestones: tuple[int, ...]  # epochs at which lr is multiplied by factor
+    factor: float
+    clip: float | None  # the largest norm of all gradients together
+    seed: int
+    device: str
+    threads: int
+    data: str | None = None
+    task_options: Mapping[str, Any] = field(default_factory=dict)
+    optimizer_options: Mapping[str, Any] = field(default_factory=dict)
+    sources: Mapping[str, str] = field(default_factory=dict)  # of each value: paper, release, awd, ours, default, given
+
+    def lr_at(self, epoch: int) -> float:
+        """Return the learning rate of an epoch, counted from 0.
+
+        >>> config = configure("digits", "sgd", lr=1.0, epochs=4, milestones=(1, 3), factor=0.1)
+        >>> [round(config.lr_at(epoch), 6) for epoch in range(4)]
+        [1.0, 0.1, 0.1, 0.01]
+        """
+        return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+
+    def as_json(self) -> dict[str, Any]:
+        """Return what config.json holds of it.
+
+        >>> configure("digits", "sgd").as_json()["milestones"]
+        [10, 20, 25]
+        """
+        plain = dataclasses.asdict(self)
+        plain["milestones"] = list(self.milestones)
+        plain["task_options"], plain["optimizer_options"], plain["sources"] = (
+            dict(sorted(part.items())) for part in (self.task_options, self.optimizer_options, self.sources)
+        )
+        return plain
+
+    @classmethod
+    def from_json(cls, plain: Mapping[str, Any]) -> "Config":
+        """Read back what :meth:`as_json` wrote.
+
+        >>> config = configure("chars", "avagrad")
+        >>> Config.from_json(config.as_json()) == config
+        True
+        """
+        names = [item.name for item in dataclasses.fields(cls)]
+        values = {name: plain[name] for name in names}
+        values["milestones"] = tuple(values["milestones"])
+        if "betas" in values["optimizer_options"]:
+            betas = tuple(values["optimizer_options"]["betas"])
+            values["optimizer_options"] = {**values["optimizer_options"], "betas": betas}
+        return cls(**values)
+
+
+_RUN = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads")
+
+
+def configure(
+    task: str,
+    optimizer: str = "avagrad",
+    *,
+    preset: str | None = None,
+    seed: int = 0,
+    data: str | None = None,
+    device: str = "cpu",
+    task_options: Mapping[str, Any] | None = None,
+    optimizer_options: Mapping[str, Any] | None = None,
+    no_clipping: bool = False,
+    **given: Any,
+) -> Config:
+    """Put a run together: what is given, else what the preset has for this method and task, else the defaults.
+
+    ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip and threads; None is the same as
+    nothing. ``no_clipping`` turns a preset's clipping off.
+
+    >>> config = configure("chars", "adam", preset="paper", seed=3)
+    >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
+    (0.002, 1e-08, 1000, 'paper')
+    >>> configure("chars", "adabound", preset="paper", eps=1e-8)
+    Traceback (most recent call last):
+    ...
+    ValueError: lr: no source gives one for adabound on chars with the preset 'paper': give it.
+    """
+    cls, record = task_class(task), method(optimizer)
+    presets = PRESETS.get(task, {})
+    protocol = look_up(f"{task}: preset", preset or default_preset(task), presets)
+    preset = preset or default_preset(task)
+    for name in given:
+        look_up("a setting of a run", name, dict.fromkeys(_RUN))
+    asked = {name: Sourced(value, "given") for name, value in given.items() if value is not None}
+    if no_clipping:
+        asked["clip"] = Sourced(None, "given")
+    values = {**protocol, **record.found(task, preset), **asked}
+    values.setdefault("threads", Sourced(torch.get_num_threads(), "default"))
+
+    options = {name: Sourced(value, "default") for name, value in cls.options().items()}
+    options |= {name: value for name, value in protocol.items() if name not in _RUN}
+    cls.check_options(dict(task_options or {}))
+    options |= {name: Sourced(value, "given") for name, value in (task_options or {}).items()}
+    hyper = dict(record.defaults)
+    hyper |= {name: Sourced(value, "given") for name, value in (optimizer_options or {}).items()}
+
+    if record.has_eps and "eps" not in values:
+        values["eps"] = _asked_for("eps", record.name, task, preset)
+    elif not record.has_eps:
+        if "eps" in asked:
+            raise ValueError(f"eps is {asked['eps'].value}, but {record.name} has no eps.")
+        values["eps"] = Sourced(None, "default")
+    if "lr" not in values:
+        values["lr"] = _asked_for("lr", record.name, task, preset)
+    config = Config(
+        task=task,
+        optimizer=optimizer,
+        preset=preset,
+        seed=seed,
+        device=device,
+        data=data,
+        task_options={name: value.value for name, value in options.items()},
+        optimizer_options={name: value.value for name, value in hyper.items()},
+        sources={name: value.source for name, value in (values | options | hyper).items()},
+        **{name: values[name].value for name in _RUN},
+    )
+    _check(config)
+    # Made once with nothing to train: bad values are refused before anything is written.
+    record.build([torch.zeros(1)], optimizer_arguments(config))
+    return config
+
+
+def optimizer_arguments(config: Config) -> dict[str, Any]:
+    """Return what the optimizer's class is called with.
+
+    >>> optimizer_arguments(configure("digits", "sgd"))
+    {'momentum': 0.9, 'lr': 0.1, 'weight_decay': 0.0005}
+    """
+    arguments = dict(config.optimizer_options) | {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.eps is not None:
+        arguments["eps"] = config.eps
+    return arguments
+
+
+def _asked_for(name: str, optimizer: str, task: str, preset: str) -> Sourced:
+    raise ValueError(f"{name}: no source gives one for {optimizer} on {task} with the preset {preset!r}: give it.")
+
+
+def _check(config: Config) -> None:
+    def refuse_unless(name: str, fits: bool, allowed: str) -> None:
+        if not fits:
+            raise ValueError(f"{name} is {getattr(config, name)!r}, but must be {allowed}.")
+
+    def is_whole(value: Any, least: int) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
+
+    def is_number(value: Any) -> bool:
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+
+    for name in ("lr", "weight_decay"):
+        value = getattr(config, name)
+        refuse_unless(name, is_number(value) and value >= 0, "a finite number of at least 0")
+    refuse_unless("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
+    refuse_unless("threads", is_whole(config.threads, 1), "a whole number of at least 1")
+    refuse_unless("seed", is_whole(config.seed, 0), "a whole number of at least 0")
+    refuse_unless("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
+    clips = config.clip is None or (is_number(config.clip) and config.clip > 0)
+    refuse_unless("clip", clips, "a finite number above 0, or left out")
+    rises = sorted(set(config.milestones)) == list(config.milestones)
+    whole = all(is_whole(milestone, 1) for milestone in config.milestones)
+    refuse_unless("milestones", rises and whole, "epochs in rising order, each a whole number of at least 1")
+    try:
+        torch.empty(0, device=config.device)
+    except Exception as error:
+        raise ValueError(f"device is {config.device!r}, which torch cannot use here ({error}).") from error

@@ -1,0 +1,238 @@
+"""The folder that a run leaves behind.
+
+- ``config.json``: every setting with its source, versions, commit; written once, when the run begins
+- ``metrics.jsonl``: a line for each record
+- ``checkpoint.pt``: all that is needed to go on
+- ``result.json``: written last; a folder that has one is finished
+
+Files are replaced as a whole (written beside, synced, renamed), so a run that is killed at any moment leaves either
+the old or the new one; lines of metrics.jsonl that are younger than the checkpoint are cut off when a run goes on.
+"""
+
+import contextlib
+import errno
+import json
+import math
+import os
+from collections.abc import Callable, Collection, Iterator
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+__all__ = ["RunFolder", "read_metrics", "write_whole"]
+
+CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
+# What a process that was killed while it wrote one of them leaves.
+_UNFINISHED = {f".{name}.new" for name in (CONFIG, CHECKPOINT, RESULT)}
+
+
+def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
+    """Replace a file so that nobody ever sees a part of it, not even after a crash.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_whole(Path(folder, "a"), lambda file: file.write(b"all"))
+    ...     Path(folder, "a").read_bytes(), sorted(os.listdir(folder))
+    (b'all', ['a'])
+    """
+    beside = path.with_name(f".{path.name}.new")
+    try:
+        with beside.open("wb") as file:
+            write(file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+    folder = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(folder)  # the new name, too, has to survive
+    finally:
+        os.close(folder)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: what is not a finite number becomes null.
+
+    >>> plain({"loss": math.nan, "lr": 0.1, "milestones": (1, 2)})
+    {'loss': None, 'lr': 0.1, 'milestones': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
+    r"""Return the records of a run; a last line that is being written is left out.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, METRICS).write_text('{"step": 1}\n{"st')
+    ...     read_metrics(folder)
+    [{'step': 1}]
+    """
+    path = Path(folder, METRICS)
+    lines = path.read_text().split("\n")[:-1] if path.exists() else []
+    return [json.loads(line) for line in lines]
+
+
+class RunFolder:
+    """A folder that one process at a time may write to, and that never takes a second run.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place, RunFolder.claim(Path(place, "x"), {"lr": 1}, {}) as folder:
+    ...     folder.append({"step": 1})
+    ...     folder.read_result() is None
+    True
+    """
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._lock: int | None = None
+
+    @classmethod
+    @contextlib.contextmanager
+    def claim(
+        cls,
+        path: str | Path,
+        config: dict[str, Any],
+        about: dict[str, Any],
+        *,
+        resume: bool = False,
+        may_differ: Collection[str] = (),
+    ) -> Iterator["RunFolder"]:
+        """Take a folder for a run, for the length of a ``with`` block.
+
+        Without ``resume`` it must be new or empty. With it, it may also hold this same run, begun or finished; another
+        run, or anything else, is refused and left as it is. ``config`` is what makes a run this run, but for the keys
+        in ``may_differ``; ``about`` is written beside it (versions, commit).
+        """
+        folder = cls(Path(path))
+        folder._make()
+        try:
+            folder._hold()
+            held = sorted(set(os.listdir(folder.path)) - _UNFINISHED)
+            if not held:
+                folder.write_json(CONFIG, {"config": config, "about": about})
+            elif not resume:
+                raise FileExistsError(
+                    f"out is {str(path)!r}, which already holds {_some(held)}: choose another folder, "
+                    "or go on with what it holds by resume."
+                )
+            else:
+                folder._check_that_it_holds(config, held, may_differ)
+            yield folder
+        finally:
+            folder._let_go()
+
+    def _make(self) -> None:
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(f"out is {str(self.path)!r}, which cannot be made a folder ({error}).") from error
+
+    def _hold(self) -> None:
+        """Lock the folder; the system lets go of it when the process ends, however it ends."""
+        try:
+            import fcntl
+        except ImportError:  # not on this system
+            return
+        self._lock = os.open(self.path, os.O_RDONLY)
+        try:
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError as error:
+            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+                raise BlockingIOError(
+                    f"out is {str(self.path)!r}, where another process is running a run now: wait for it, or choose "
+                    "another folder."
+                ) from error  # other errors: a file system without locks
+
+    def _let_go(self) -> None:
+        if self._lock is not None:
+            os.close(self._lock)
+            self._lock = None
+
+    def _check_that_it_holds(self, config: dict[str, Any], held: list[str], may_differ: Collection[str]) -> None:
+        if CONFIG not in held:
+            raise FileExistsError(
+                f"out is {str(self.path)!r}, which holds {_some(held)} but no {CONFIG}: it is not the folder of a run."
+            )
+        there = self.read_json(CONFIG).get("config")
+        if not isinstance(there, dict):
+            raise ValueError(f"{self.path / CONFIG} is not one that a run has written: it has no 'config'.")
+        keys = sorted((config.keys() | there.keys()) - set(may_differ))
+        differs = [key for key in keys if plain(config.get(key)) != there.get(key)]
+        if differs:
+            listed = "; ".join(f"{key} is {there.get(key)!r} there and {config.get(key)!r} here" for key in differs)
+            raise ValueError(f"out is {str(self.path)!r}, which holds another run: {listed}.")
+
+    def read_json(self, name: str) -> dict[str, Any]:
+        """Read one of the folder's JSON files.
+
+        >>> RunFolder(Path("/nowhere")).read_json("config.json")
+        Traceback (most recent call last):
+        ...
+        ValueError: /nowhere/config.json cannot be read (...).
+        """
+        try:
+            read = json.loads((self.path / name).read_text())
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{self.path / name} cannot be read ({error}).") from error
+        if not isinstance(read, dict):
+            raise ValueError(f"{self.path / name} cannot be read (it is not an object).")
+        return read
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Write one of the folder's JSON files, as a whole."""
+        text = json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
+        write_whole(self.path / name, lambda file: file.write(text.encode()))
+
+    def read_result(self) -> dict[str, Any] | None:
+        """Return the result, if the run is finished."""
+        return self.read_json(RESULT) if (self.path / RESULT).exists() else None
+
+    def write_result(self, result: dict[str, Any]) -> None:
+        """Write the result: the run is finished."""
+        self.write_json(RESULT, result)
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Add a line to the metrics."""
+        with (self.path / METRICS).open("ab") as file:
+            file.write(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Replace the checkpoint; it remembers how long the metrics were."""
+        metrics = self.path / METRICS
+        length = 0
+        if metrics.exists():
+            with metrics.open("rb+") as file:
+                length = file.seek(0, os.SEEK_END)
+                os.fsync(file.fileno())
+        write_whole(self.path / CHECKPOINT, lambda file: torch.save(state | {"metrics_bytes": length}, file))
+
+    def load(self, device: str = "cpu") -> dict[str, Any] | None:
+        """Return the checkpoint, if there is one, and cut the metrics off where it was taken."""
+        path, metrics = self.path / CHECKPOINT, self.path / METRICS
+        state: dict[str, Any] | None = None
+        if path.exists():
+            try:
+                state = torch.load(path, map_location="cpu", weights_only=True)
+            except Exception as error:
+                raise ValueError(
+                    f"{path} cannot be read ({error}); without it the run would start from its beginning: "
+                    "remove it if that is wanted."
+                ) from error
+        length = state["metrics_bytes"] if state is not None else 0
+        if metrics.exists() or length:
+            if not metrics.exists() or metrics.stat().st_size < length:
+                raise ValueError(f"{metrics} is shorter than when the checkpoint beside it was taken: it was changed.")
+            os.truncate(metrics, length)
+        return state
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")

@@ -1,0 +1,245 @@
+"""The nine methods of the comparison, as one table of records.
+
+A record holds the class, what is fixed about it, its defaults, and the settings with which it was found to work best
+on each task. Every setting carries its source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"),
+``release`` (the authors' code), or ``ours``. What no source gives is not there, and is asked for.
+"""
+
+import inspect
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+import avagrad
+from avagrad.lab.names import look_up
+
+__all__ = ["METHODS", "Method", "Sourced", "method"]
+
+
+class Sourced(NamedTuple):
+    """A value, and who says so.
+
+    >>> Sourced(0.1, "paper").source
+    'paper'
+    """
+
+    value: Any
+    source: str
+
+
+Settings = Mapping[str, Sourced]
+
+
+@dataclass(frozen=True)
+class Method:
+    """One optimizer: how it is made, and with which settings.
+
+    ``settings`` is keyed by task and preset; ``paper_errors`` are the numbers of the paper's Table 1, by its columns.
+
+    >>> METHODS["avagrad"].title, METHODS["sgd"].has_eps
+    ('AvaGrad', False)
+    """
+
+    name: str
+    title: str
+    make: type[Optimizer]
+    fixed: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Settings = field(default_factory=dict)
+    settings: Mapping[tuple[str, str], Settings] = field(default_factory=dict)
+    paper_errors: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def has_eps(self) -> bool:
+        """Whether there is an epsilon to choose.
+
+        >>> METHODS["adam"].has_eps
+        True
+        """
+        return "eps" in inspect.signature(self.make).parameters
+
+    def found(self, task: str, preset: str) -> Settings:
+        """Return the settings that a preset has for this method on a task; empty where no source gives any.
+
+        >>> METHODS["avagrad"].found("chars", "paper")["lr"]
+        Sourced(value=200.0, source='paper')
+        >>> METHODS["adabound"].found("chars", "paper")
+        {}
+        """
+        return self.settings.get((task, preset), {})
+
+    def build(self, params: Iterable[Tensor], options: Mapping[str, Any]) -> Optimizer:
+        """Make the optimizer; an unknown option is answered with the nearest one.
+
+        >>> METHODS["amsgrad"].build([torch.zeros(1)], {"lr": 0.1}).defaults["amsgrad"]
+        True
+        """
+        known = [name for name in inspect.signature(self.make).parameters if name not in ("self", "params")]
+        for name in options:
+            if name in self.fixed:
+                raise ValueError(f"optimizer option {name} is fixed at {self.fixed[name]!r} for {self.name}.")
+            look_up(f"{self.name}: an optimizer option", name, dict.fromkeys(known))
+        return self.make(params, **self.fixed, **options)
+
+
+def method(name: str) -> Method:
+    """Return the record of a method, or say which there are.
+
+    >>> method("avagradw").title
+    'AvaGradW'
+    >>> method("avagard")
+    Traceback (most recent call last):
+    ...
+    ValueError: optimizer is 'avagard', which is not known; did you mean 'avagrad'? There are: sgd, ...
+    """
+    return look_up("optimizer", name, METHODS)
+
+
+def _from(source: str, **values: Any) -> dict[str, Sourced]:
+    return {name: Sourced(value, source) for name, value in values.items()}
+
+
+def _found(source: str, task: str, *presets: str, **values: Any) -> dict[tuple[str, str], Settings]:
+    return {(task, preset): _from(source, **values) for preset in presets}
+
+
+def _vision(**values: Any) -> dict[tuple[str, str], Settings]:
+    """Settings found on CIFAR-10 with a WRN-28-4, which the paper carries over to its other image tasks."""
+    return {
+        **_found("paper", "cifar", "paper", "paper-search", **values),
+        **_found("paper", "imagenet", "paper", **values),
+    }
+
+
+def _chars(**values: Any) -> dict[tuple[str, str], Settings]:
+    return _found("paper", "chars", "paper", "paper-search", **values)
+
+
+def _quick(task: str, **values: Any) -> dict[tuple[str, str], Settings]:
+    return _found("ours", task, "quick", **values)
+
+
+def _table_1(cifar10: str, cifar100: str, imagenet: str, chars: str) -> dict[str, str]:
+    return {"CIFAR-10": cifar10, "CIFAR-100": cifar100, "ImageNet": imagenet, "Penn Treebank": chars}
+
+
+_ADAM = _from("paper", betas=(0.9, 0.999))
+
+METHODS: dict[str, Method] = {
+    record.name: record
+    for record in (
+        Method(
+            "sgd",
+            "SGD",
+            torch.optim.SGD,
+            defaults=_from("paper", momentum=0.9),
+            settings={
+                **_vision(lr=0.1),
+                **_chars(lr=20.0),
+                **_quick("digits", lr=0.1),
+                **_quick("chars", lr=5.0),
+            },
+            paper_errors=_table_1("3.86 (0.08)", "19.05 (0.24)", "24.01", "1.238"),
+        ),
+        Method(
+            "adam",
+            "Adam",
+            torch.optim.Adam,
+            defaults=_ADAM,
+            settings={
+                **_vision(lr=0.1, eps=0.1),
+                **_chars(lr=0.002, eps=1e-8),
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+            paper_errors=_table_1("3.64 (0.06)", "18.96 (0.21)", "23.45", "1.182"),
+        ),
+        Method(
+            "amsgrad",
+            "AMSGrad",
+            torch.optim.Adam,
+            fixed={"amsgrad": True},
+            defaults=_ADAM,
+            settings={
+                **_vision(lr=0.1, eps=0.1),
+                **_chars(lr=0.002, eps=1e-8),
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+            paper_errors=_table_1("3.90 (0.17)", "18.97 (0.09)", "23.46", "1.187"),
+        ),
+        Method(
+            "adabound",
+            "AdaBound",
+            avagrad.AdaBound,
+            defaults=_ADAM | _from("paper", final_lr=0.1, gamma=1e-3),
+            settings={
+                **_quick("digits", lr=0.001, eps=1e-8),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+            paper_errors=_table_1("5.40 (0.24)", "22.76 (0.17)", "27.99", "2.863"),
+        ),
+        Method(
+            "adashift",
+            "AdaShift",
+            avagrad.AdaShift,
+            defaults=_ADAM | _from("paper", keep=10),
+            settings={
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+            paper_errors=_table_1("4.08 (0.11)", "18.88 (0.06)", "N/A", "1.274"),
+        ),
+        Method(
+            "adamw",
+            "AdamW",
+            torch.optim.AdamW,
+            defaults=_ADAM,
+            settings={
+                **_vision(eps=10.0),
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+            paper_errors=_table_1("4.11 (0.17)", "20.13 (0.22)", "27.10", "1.230"),
+        ),
+        Method(
+            "avagrad",
+            "AvaGrad",
+            avagrad.AvaGrad,
+            defaults=_ADAM,
+            settings={
+                **_vision(lr=1.0, eps=10.0),
+                **_chars(lr=200.0, eps=1e-8),
+                **_quick("digits", lr=1.0, eps=0.1),
+                **_quick("chars", lr=5.0, eps=1e-3),
+            },
+            paper_errors=_table_1("3.80 (0.02)", "18.76 (0.20)", "23.58", "1.179"),
+        ),
+        Method(
+            "avagradw",
+            "AvaGradW",
+            avagrad.AvaGradW,
+            defaults=_ADAM,
+            settings={
+                **_vision(eps=0.1),
+                **_chars(lr=200.0, eps=1e-5),
+                **_quick("digits", lr=1.0, eps=0.1),
+                **_quick("chars", lr=5.0, eps=1e-3),
+            },
+            paper_errors=_table_1("3.97 (0.02)", "19.04 (0.37)", "23.49", "1.175"),
+        ),
+        Method(
+            "delayed-adam",
+            "Delayed Adam",
+            avagrad.DelayedAdam,
+            defaults=_ADAM,
+            settings={
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.005, eps=1e-8),
+            },
+        ),
+    )
+}

@@ -1,0 +1,35 @@
+"""Names that people type, and what they probably meant."""
+
+import difflib
+from collections.abc import Iterable, Mapping
+from typing import TypeVar
+
+__all__ = ["look_up", "nearest"]
+
+T = TypeVar("T")
+
+
+def nearest(name: str, known: Iterable[str]) -> str | None:
+    """Return the known name that is most like this one, if any is.
+
+    >>> nearest("avagard", ["adam", "avagrad"]), nearest("lion", ["adam", "avagrad"])
+    ('avagrad', None)
+    """
+    bare = {other.lower().replace("_", "-"): other for other in known}
+    found = difflib.get_close_matches(name.lower().replace("_", "-"), bare, n=1, cutoff=0.6)
+    return bare[found[0]] if found else None
+
+
+def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
+    """Return what stands under a name, or say which names there are, the nearest first.
+
+    >>> look_up("optimizer", "Adma", {"adam": 1, "sgd": 2})
+    Traceback (most recent call last):
+    ...
+    ValueError: optimizer is 'Adma', which is not known; did you mean 'adam'? There are: adam, sgd.
+    """
+    if name in known:
+        return known[name]
+    near = nearest(str(name), known)
+    hint = f"; did you mean {near!r}?" if near else "."
+    raise ValueError(f"{what} is {name!r}, which is not known{hint} There are: {', '.join(known)}.")

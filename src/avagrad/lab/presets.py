@@ -1,0 +1,59 @@
+"""The protocols of the experiments, as data: each value with its source.
+
+``quick`` presets are ours: they learn in under a minute on two cores. The ``paper`` presets are the paper's final runs,
+``paper-search`` its searches over lr and epsilon. The learning rates that each found are with the methods
+(:data:`avagrad.lab.methods.METHODS`).
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+from avagrad.lab.methods import Sourced
+
+__all__ = ["PRESETS", "default_preset"]
+
+
+def _preset(**by_source: Mapping[str, Any]) -> dict[str, Sourced]:
+    return {name: Sourced(value, source) for source, values in by_source.items() for name, value in values.items()}
+
+
+_PENN_TREEBANK = {
+    "epochs": 500,
+    "milestones": (300, 400),
+    "factor": 0.1,
+    "weight_decay": 1.2e-6,
+    "batch_size": 128,
+    "bptt": 150,
+    "embedding": 200,
+    "layers": 3,
+    "weight_drop": 0.5,
+    "dropout_outside": 0.1,
+    "dropout_between": 0.25,
+    "dropout_embedding": 0.1,
+}
+_NO_CLIPPING: dict[str, Any] = {"clip": None}
+# The paper does not speak of clipping; the code that it follows clips (Merity, Keskar and Socher, 2018).
+_AS_ITS_MODEL = {"clip": 0.25}
+
+PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
+    "digits": {
+        "quick": _preset(
+            ours={"epochs": 30, "milestones": (10, 20, 25), "factor": 0.2, "weight_decay": 5e-4, "threads": 1}
+            | _NO_CLIPPING
+        ),
+    },
+    "chars": {
+        "quick": _preset(ours={"epochs": 4, "milestones": (3,), "factor": 0.1, "weight_decay": 1.2e-6, "clip": 0.25}),
+        "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AS_ITS_MODEL),
+        "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AS_ITS_MODEL),
+    },
+}
+
+
+def default_preset(task: str) -> str:
+    """Return the preset that is taken where none is named: the first one.
+
+    >>> default_preset("digits")
+    'quick'
+    """
+    return next(iter(PRESETS[task]))

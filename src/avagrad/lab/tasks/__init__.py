@@ -1,0 +1,31 @@
+"""The tasks, one readable file each; :func:`task_class` finds them by name."""
+
+import importlib
+
+from avagrad.lab.names import look_up
+from avagrad.lab.tasks.base import Task
+
+__all__ = ["TASKS", "task_class"]
+
+# name: (module, class, what it is). The modules are imported when they are asked for: they need different libraries.
+TASKS: dict[str, tuple[str, str, str]] = {
+    "digits": ("avagrad.lab.tasks.digits", "Digits", "8 x 8 images of handwritten digits, from scikit-learn"),
+    "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
+}
+
+
+def task_class(name: str) -> type[Task]:
+    """Return the class of a task, or say which tasks there are.
+
+    >>> task_class("digits").__name__
+    'Digits'
+    >>> task_class("digit")
+    Traceback (most recent call last):
+    ...
+    ValueError: task is 'digit', which is not known; did you mean 'digits'? There are: digits, chars.
+    """
+    if name == "synthetic":
+        raise ValueError("task is 'synthetic', which is not a training run: `avagrad synthetic` runs it.")
+    module, attribute, _ = look_up("task", name, TASKS)
+    found: type[Task] = getattr(importlib.import_module(module), attribute)
+    return found

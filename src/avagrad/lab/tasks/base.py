@@ -1,0 +1,163 @@
+"""What a task is: data, a model, a loss, and a measure of success. The trainer knows nothing else about it."""
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from avagrad.lab.names import look_up
+
+__all__ = ["Score", "Task", "digest", "stream"]
+
+Carry = tuple[Tensor, ...]
+
+
+class Score(NamedTuple):
+    """How well a model does on one part of the data.
+
+    >>> Score(loss=0.5, error=12.5).error
+    12.5
+    """
+
+    loss: float
+    error: float
+
+
+def stream(seed: int, *names: object) -> int:
+    """Return a seed for one use of randomness, independent of those for all other uses.
+
+    >>> stream(0, "order", 1) == stream(0, "order", 1), stream(0, "order", 1) == stream(0, "order", 2)
+    (True, False)
+    """
+    text = "/".join(str(name) for name in (seed, *names))
+    return int.from_bytes(hashlib.sha256(text.encode()).digest()[:8], "little") >> 1
+
+
+def digest(tensors: Iterable[Tensor]) -> str:
+    """Return a digest of some data.
+
+    >>> digest([torch.zeros(2)]) == digest([torch.zeros(2)]), digest([torch.zeros(2)]) == digest([torch.zeros(3)])
+    (True, False)
+    """
+    total = hashlib.sha256()
+    for tensor in tensors:
+        total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
+        total.update(tensor.cpu().contiguous().numpy().tobytes())
+    return total.hexdigest()
+
+
+@dataclass(kw_only=True)
+class Task(ABC):
+    """A task; its subclasses' fields are the options that people set. To add one, write a file like digits.py.
+
+    The order of an epoch is a function of the seed and the epoch's number, so a position in the data is two numbers;
+    randomness inside a step comes from the generator that the trainer hands over, and keeps.
+
+    >>> Task.name
+    Traceback (most recent call last):
+    ...
+    AttributeError: type object 'Task' has no attribute 'name'
+    """
+
+    name: ClassVar[str]
+    measure: ClassVar[str]  # what `error` is, in words
+    unit: ClassVar[str]
+
+    data: str | None = field(default=None, metadata={"of": "run"})
+    download: bool = field(default=False, metadata={"of": "run"})
+    seed: int = field(default=0, metadata={"of": "run"})
+    device: str = field(default="cpu", metadata={"of": "run"})
+    dtype: torch.dtype = field(default=torch.float32, metadata={"of": "run"})
+    batch_size: int = 64
+    full: bool = False  # train on the validation part, too: for final runs, after all choices have been made
+
+    @classmethod
+    def options(cls) -> dict[str, Any]:
+        """Return the options of this task with their defaults.
+
+        >>> from avagrad.lab.tasks import task_class
+        >>> task_class("digits").options()
+        {'batch_size': 64, 'full': False, 'model': 'mlp'}
+        """
+        return {item.name: item.default for item in fields(cls) if item.metadata.get("of") != "run"}
+
+    @classmethod
+    def check_options(cls, options: dict[str, Any]) -> None:
+        """Refuse an option that the task does not have, or whose value is of another kind than the default.
+
+        >>> from avagrad.lab.tasks import task_class
+        >>> task_class("digits").check_options({"modle": "conv"})
+        Traceback (most recent call last):
+        ...
+        ValueError: digits: an option is 'modle', which is not known; did you mean 'model'? There are: batch_size, ...
+        """
+        known = cls.options()
+        for name, value in options.items():
+            default = look_up(f"{cls.name}: an option", name, known)
+            kind = type(default)
+            fits = isinstance(value, (int, float) if kind is float else kind)
+            if not fits or (isinstance(value, bool) and kind is not bool):
+                raise ValueError(
+                    f"{cls.name}: {name} is {value!r}, but must be {_KINDS[kind]}, as its default {default!r} is."
+                )
+        if options.get("batch_size", 1) < 1:
+            raise ValueError(f"{cls.name}: batch_size is {options['batch_size']}, but must be at least 1.")
+
+    @property
+    @abstractmethod
+    def steps_per_epoch(self) -> int:
+        """How many batches there are in an epoch."""
+
+    @abstractmethod
+    def build(self) -> nn.Module:
+        """Make the model, on the CPU, from torch's global generator."""
+
+    def order(self, epoch: int) -> Tensor | None:
+        """Return the order of an epoch, if it has one: a function of the seed and the number alone."""
+        return None
+
+    @abstractmethod
+    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
+        """Return one batch of an epoch."""
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the data."""
+        return ()
+
+    @abstractmethod
+    def fingerprint(self) -> str:
+        """Return a digest of the data: the same if and only if they are the same."""
+
+    def start(self, model: nn.Module) -> Carry:
+        """Return what is carried from step to step, as it is at the start of an epoch."""
+        return ()
+
+    @abstractmethod
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
+    ) -> tuple[Tensor, Carry]:
+        """Return the loss of a batch, and what is carried on."""
+
+    @abstractmethod
+    def evaluate(self, model: nn.Module, part: str) -> Score:
+        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+
+    def new_model(self) -> nn.Module:
+        """Make the model of this seed, on the device: the same weights wherever it is made.
+
+        >>> from avagrad.lab.tasks import task_class
+        >>> one, same = (task_class("digits")(seed=1).new_model() for _ in range(2))
+        >>> all(torch.equal(p, q) for p, q in zip(one.parameters(), same.parameters()))
+        True
+        """
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(stream(self.seed, "init"))
+            return self.build().to(device=self.device, dtype=self.dtype)
+
+
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "a list"}

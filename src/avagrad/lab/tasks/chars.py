@@ -1,0 +1,140 @@
+"""Characters: the paper's language task, on Penn Treebank or on any text.
+
+Without ``data`` the text is the Python documentation that every Python carries (``pydoc_data.topics``).
+"""
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
+from avagrad.lab.tasks.base import Carry, Score, Task, digest
+from avagrad.lab.tasks.texts import Texts, download_penn_treebank, from_string, read_texts
+
+__all__ = ["Chars"]
+
+_EVALUATION_BATCH = 10
+
+
+@dataclass(kw_only=True)
+class Chars(Task):
+    """Predict the next character, with the state carried from step to step through the whole text.
+
+    The text is cut into ``batch_size`` rows that are read side by side, ``bptt`` characters in a step. The sizes here
+    are small ones, for a CPU; the presets have the paper's.
+
+    >>> task = Chars(batch_size=100, bptt=50)
+    >>> inputs, targets = task.batch(None, 0)
+    >>> inputs.shape, bool((inputs[1:] == targets[:-1]).all())
+    (torch.Size([50, 100]), True)
+    """
+
+    name: ClassVar[str] = "chars"
+    measure: ClassVar[str] = "bits per character"
+    unit: ClassVar[str] = "bits"
+    batch_size: int = 32
+    bptt: int = 64
+    embedding: int = 128
+    hidden: int = 128
+    layers: int = 1
+    weight_drop: float = 0.0
+    dropout_outside: float = 0.0
+    dropout_between: float = 0.0
+    dropout_embedding: float = 0.0
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        for name in ("bptt", "embedding", "hidden", "layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 1.")
+        for name in ("weight_drop", "dropout_outside", "dropout_between", "dropout_embedding"):
+            if not 0 <= getattr(self, name) < 1:
+                raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 0 and below 1.")
+        texts = self._texts()
+        self.alphabet, self._remarks = texts.alphabet, texts.remarks
+        train = texts.parts["train"]
+        sizes = {"train": self.batch_size, "validation": _EVALUATION_BATCH, "test": _EVALUATION_BATCH}
+        least = 2  # characters in a row: one to read, one to predict
+        for part, rows in sizes.items():
+            if len(texts.parts[part]) < least * rows:
+                raise ValueError(
+                    f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least {least * rows} "
+                    f"({rows} rows of {least}): the text is empty, cut off, or too short."
+                )
+        if self.full:
+            import numpy
+
+            train = numpy.concatenate([train, texts.parts["validation"]])
+        self.rows = {part: self._in_rows(torch.from_numpy(texts.parts[part]), n) for part, n in sizes.items()}
+        self.rows["train"] = self._in_rows(torch.from_numpy(train), self.batch_size)
+
+    def _texts(self) -> Texts:
+        if self.data is None:
+            from pydoc_data import topics
+
+            return from_string("\n\n".join(topics.topics[name] for name in sorted(topics.topics)))
+        if self.download:
+            download_penn_treebank(self.data)
+        return read_texts(self.data, self.encoding)
+
+    def _in_rows(self, tokens: Tensor, rows: int) -> Tensor:
+        """Lay a text out as columns, (time, rows), so that a step reads a piece of each."""
+        length = len(tokens) // rows
+        return tokens[: length * rows].view(rows, length).t().contiguous().to(self.device)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the text."""
+        return digest(self.rows.values())
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the text."""
+        return self._remarks
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many pieces the rows have; the last one may be shorter."""
+        return math.ceil((len(self.rows["train"]) - 1) / self.bptt)
+
+    def build(self) -> nn.Module:
+        """Make the model, on the CPU, from torch's global generator."""
+        dropouts = Dropouts(self.weight_drop, self.dropout_outside, self.dropout_between, self.dropout_embedding)
+        return CharLSTM(len(self.alphabet), self.embedding, self.hidden, self.layers, dropouts)
+
+    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
+        """Return the next piece of the rows, and the same one character further on."""
+        return self._piece(self.rows["train"], index)
+
+    def _piece(self, rows: Tensor, index: int) -> tuple[Tensor, Tensor]:
+        start, stop = index * self.bptt, min((index + 1) * self.bptt, len(rows) - 1)
+        return rows[start:stop].long(), rows[start + 1 : stop + 1].long()
+
+    def start(self, model: nn.Module) -> Carry:
+        """Return the state before the first character."""
+        assert isinstance(model, CharLSTM)
+        return model.zero_state(self.batch_size)
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
+    ) -> tuple[Tensor, Carry]:
+        """Return the cross-entropy of a piece in nats, and the state after it."""
+        assert isinstance(model, CharLSTM)
+        inputs, targets = batch
+        logits, after = model(inputs, carry, model.draw_masks(self.batch_size, noise))
+        return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in after)
+
+    def evaluate(self, model: nn.Module, part: str) -> Score:
+        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+        assert isinstance(model, CharLSTM)
+        rows = self.rows[part]
+        state, total = model.zero_state(rows.shape[1]), 0.0
+        for index in range(math.ceil((len(rows) - 1) / self.bptt)):
+            inputs, targets = self._piece(rows, index)
+            logits, state = model(inputs, state)
+            total += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+        loss = total / ((len(rows) - 1) * rows.shape[1])
+        return Score(loss, loss / math.log(2))

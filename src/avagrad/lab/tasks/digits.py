@@ -1,0 +1,102 @@
+"""Handwritten digits: 1,797 images of 8 x 8 pixels that come with scikit-learn. Quick enough for a full grid."""
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from avagrad.lab.models.digits import DigitsConv, DigitsMLP
+from avagrad.lab.names import look_up
+from avagrad.lab.tasks.base import Carry, Score, Task, digest, stream
+
+__all__ = ["Digits"]
+
+_MODELS: dict[str, type[nn.Module]] = {"mlp": DigitsMLP, "conv": DigitsConv}
+# The parts are the same for every seed: a choice made on the validation part stays valid for all.
+_VALIDATION, _TEST = 297, 500
+
+
+@dataclass(kw_only=True)
+class Digits(Task):
+    """1,000 images to train on, 297 for validation, 500 for the test; ``model`` is "mlp" or "conv".
+
+    >>> task = Digits(batch_size=100)
+    >>> task.steps_per_epoch, {part: len(labels) for part, (_, labels) in task.parts.items()}
+    (10, {'train': 1000, 'validation': 297, 'test': 500})
+    """
+
+    name: ClassVar[str] = "digits"
+    measure: ClassVar[str] = "share of images that are classified wrongly, in %"
+    unit: ClassVar[str] = "%"
+    model: str = "mlp"
+
+    def __post_init__(self) -> None:
+        self.make_model = look_up("digits: model", self.model, _MODELS)
+        self.parts = self._load()
+        if self.batch_size > len(self.parts["train"][1]):
+            raise ValueError(
+                f"digits: batch_size is {self.batch_size}, but there are only "
+                f"{len(self.parts['train'][1])} images to train on."
+            )
+
+    def _load(self) -> dict[str, tuple[Tensor, Tensor]]:
+        try:
+            from sklearn.datasets import load_digits
+        except ImportError as error:
+            raise ModuleNotFoundError(
+                "digits: the images come with scikit-learn, which is not installed: pip install scikit-learn."
+            ) from error
+        raw = load_digits()
+        images = torch.tensor(raw.data).reshape(-1, 1, 8, 8).to(self.dtype)
+        labels = torch.tensor(raw.target)
+        shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(stream(0, "digits", "parts")))
+        test, validation, train = shuffled.tensor_split([_TEST, _TEST + _VALIDATION])
+        if self.full:
+            train = torch.cat([train, validation])
+        mean, std = images[train].mean(), images[train].std()
+        images = (images - mean) / std
+        return {
+            part: (images[index].to(self.device), labels[index].to(self.device))
+            for part, index in (("train", train), ("validation", validation), ("test", test))
+        }
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data."""
+        return digest(tensor for part in self.parts.values() for tensor in part)
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches there are in an epoch; a last one that is not full is left out (BatchNorm)."""
+        return len(self.parts["train"][1]) // self.batch_size
+
+    def build(self) -> nn.Module:
+        """Make the model, on the CPU, from torch's global generator."""
+        return self.make_model()
+
+    def order(self, epoch: int) -> Tensor:
+        """Return a random order of the training images."""
+        generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
+        return torch.randperm(len(self.parts["train"][1]), generator=generator).to(self.device)
+
+    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
+        """Return one batch of an epoch: images and labels."""
+        assert order is not None
+        images, labels = self.parts["train"]
+        chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
+        return images[chosen], labels[chosen]
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
+    ) -> tuple[Tensor, Carry]:
+        """Return the cross-entropy of a batch."""
+        images, labels = batch
+        return F.cross_entropy(model(images), labels), carry
+
+    def evaluate(self, model: nn.Module, part: str) -> Score:
+        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+        images, labels = self.parts[part]
+        scores = model(images)
+        wrong = (scores.argmax(1) != labels).double().mean().item()
+        return Score(F.cross_entropy(scores, labels).item(), 100 * wrong)

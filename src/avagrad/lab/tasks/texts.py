@@ -1,0 +1,234 @@
+"""Reading text as characters: Penn Treebank's files in both forms, or any text file, of any size.
+
+A text is never held in memory as a whole: it is read twice in pieces, once for its alphabet and once for the tokens,
+which take one byte each where the alphabet is small.
+"""
+
+import codecs
+import functools
+import os
+import shutil
+import tarfile
+import tempfile
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy
+import numpy.typing
+
+__all__ = ["Texts", "download_penn_treebank", "read_texts"]
+
+PARTS = ("train", "valid", "test")
+END_OF_LINE = "\n"  # Penn Treebank's <eos>
+# Characters of the complete files, ends of lines included (both forms are the same text).
+PENN_TREEBANK = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
+ADDRESS = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
+
+_PIECE = 1 << 22
+_WANTED = (
+    "chars: wanted are ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
+    "ptb.valid.txt and ptb.test.txt) in one folder, or one text file. Penn Treebank's files are in the archive "
+    f"{ADDRESS} (its folder simple-examples/data); --download fetches them."
+)
+
+Tokens = numpy.typing.NDArray[numpy.integer]
+
+
+class Texts(NamedTuple):
+    """The three parts as tokens, numbered by their place in the alphabet.
+
+    >>> from numpy import array
+    >>> Texts("ab", {"train": array([0, 1])}, ()).alphabet
+    'ab'
+    """
+
+    alphabet: str
+    parts: dict[str, Tokens]
+    remarks: tuple[str, ...]  # what a reader of the results should know about the data
+
+
+def read_texts(path: str | Path, encoding: str = "utf-8") -> Texts:
+    r"""Read a folder of Penn Treebank files, or one text file, whose last tenth is split into validation and test.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     _ = Path(folder, "text.txt").write_text("abc\n" * 10)
+    ...     texts = read_texts(Path(folder, "text.txt"))
+    >>> texts.alphabet, {part: len(tokens) for part, tokens in texts.parts.items()}
+    ('\nabc', {'train': 36, 'validation': 2, 'test': 2})
+    """
+    path = Path(path)
+    if path.is_dir():
+        return _read_penn_treebank(path, encoding)
+    if not path.exists():
+        raise FileNotFoundError(f"chars: data is {str(path)!r}, which does not exist. {_WANTED}")
+    alphabet, tokens = _tokens([lambda: _pieces(path, encoding)])
+    return Texts(alphabet, split(tokens[0]), ())
+
+
+def split(tokens: Tokens) -> dict[str, Tokens]:
+    """Cut a text: nine tenths to train on, then half of the rest for validation, the last for the test.
+
+    >>> {part: len(tokens) for part, tokens in split(numpy.zeros(100)).items()}
+    {'train': 90, 'validation': 5, 'test': 5}
+    """
+    first, second = len(tokens) * 18 // 20, len(tokens) * 19 // 20
+    return {"train": tokens[:first], "validation": tokens[first:second], "test": tokens[second:]}
+
+
+def from_string(text: str) -> Texts:
+    """Take a text that is in memory.
+
+    >>> from_string("abca").alphabet
+    'abc'
+    """
+    alphabet, tokens = _tokens([lambda: iter([text])])
+    return Texts(alphabet, split(tokens[0]), ())
+
+
+def _read_penn_treebank(folder: Path, encoding: str) -> Texts:
+    forms: tuple[tuple[str, Callable[[str], str]], ...] = (
+        ("ptb.char.{}.txt", _spelled_line),
+        ("ptb.{}.txt", _words_line),
+    )
+    missing: list[str] = []
+    for form, read_line in forms:
+        files = [folder / form.format(part) for part in PARTS]
+        there = [file for file in files if file.is_file()]
+        if len(there) == len(files):
+            return _read_parts(files, functools.partial(_lines, encoding=encoding, read_line=read_line))
+        if there:
+            missing += [file.name for file in files if file not in there]
+    lacks = f"lacks {', '.join(missing)}" if missing else "holds no file of Penn Treebank"
+    raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {_WANTED}")
+
+
+def _read_parts(files: list[Path], read: Callable[[Path], Iterator[str]]) -> Texts:
+    alphabet, tokens = _tokens([functools.partial(read, file) for file in files])
+    remarks = tuple(
+        f"{file.name} has {len(found):,} characters where the complete file has {PENN_TREEBANK[part]:,}: "
+        "it is another version, or has been cut off."
+        for file, part, found in zip(files, PARTS, tokens, strict=True)
+        if len(found) != PENN_TREEBANK[part]
+    )
+    return Texts(alphabet, dict(zip(("train", "validation", "test"), tokens, strict=True)), remarks)
+
+
+def _spelled_line(line: str) -> str:
+    """Read "a e r _ b a n k": characters are words, and a space is spelled as an underscore."""
+    return "".join(" " if word == "_" else word for word in line.split()) + END_OF_LINE
+
+
+def _words_line(line: str) -> str:
+    """Read "aer bank": words between single spaces, whatever stands around them."""
+    return " ".join(line.split()) + END_OF_LINE
+
+
+def _pieces(path: Path, encoding: str) -> Iterator[str]:
+    """Yield a file's text, a few megabytes at a time; a byte-order mark is not a part of it."""
+    try:
+        decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)()
+    except LookupError as error:
+        raise ValueError(f"chars: encoding is {encoding!r}, which Python does not know.") from error
+    done = 0
+    with path.open("rb") as file:
+        while True:
+            raw = file.read(_PIECE)
+            pending = len(decoder.getstate()[0])
+            try:
+                text = decoder.decode(raw, final=not raw)
+            except UnicodeDecodeError as error:
+                at = done - pending + error.start
+                cut = "it ends in the middle of a character: it has been cut off" if not raw else "it is not all text"
+                raise ValueError(
+                    f"chars: {str(path)!r} cannot be read as {encoding} from byte {at:,} on: {cut}, "
+                    "or is in another encoding (option encoding, such as encoding=latin-1)."
+                ) from error
+            if text:
+                yield text
+            if not raw:
+                return
+            done += len(raw)
+
+
+def _lines(path: Path, encoding: str, read_line: Callable[[str], str]) -> Iterator[str]:
+    """Yield a file's lines as characters, many at a time."""
+    rest = ""
+    for piece in _pieces(path, encoding):
+        *lines, rest = (rest + piece).split("\n")
+        if lines:
+            yield "".join(map(read_line, lines))
+    if rest.strip():
+        yield read_line(rest)
+
+
+def _tokens(sources: Sequence[Callable[[], Iterator[str]]]) -> tuple[str, list[Tokens]]:
+    """Number the characters of several texts by one alphabet."""
+    seen = numpy.zeros(0x110000, dtype=bool)
+    sizes = []
+    for source in sources:
+        size = 0
+        for text in source():
+            codes = _codes(text)
+            seen[codes] = True
+            size += len(codes)
+        sizes.append(size)
+    letters = numpy.flatnonzero(seen)
+    dtype = numpy.min_scalar_type(max(len(letters) - 1, 0))
+    number = numpy.zeros(len(seen), dtype=dtype)
+    number[letters] = numpy.arange(len(letters), dtype=dtype)
+    texts = []
+    for source, size in zip(sources, sizes, strict=True):
+        tokens = numpy.empty(size, dtype=dtype)
+        at = 0
+        for text in source():
+            codes = _codes(text)
+            if at + len(codes) > size:
+                break
+            tokens[at : at + len(codes)] = number[codes]
+            at += len(codes)
+        if at != size:
+            raise OSError("chars: a text changed while it was being read; start again when it is complete.")
+        texts.append(tokens)
+    return "".join(map(chr, letters)), texts
+
+
+def _codes(text: str) -> numpy.typing.NDArray[numpy.uint32]:
+    return numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=numpy.uint32)
+
+
+def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
+    """Fetch the character-level files into a folder; files that are there stay as they are.
+
+    >>> download_penn_treebank("/tmp", "ftp-of-old://nowhere")
+    Traceback (most recent call last):
+    ...
+    OSError: chars: 'ftp-of-old://nowhere' could not be fetched (...); the files can be put into '/tmp' by hand...
+    """
+    folder = Path(folder)
+    names = [f"ptb.char.{part}.txt" for part in PARTS]
+    if all((folder / name).exists() for name in names):
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=folder) as scratch:
+        archive = Path(scratch, "archive")
+        try:
+            with urllib.request.urlopen(address, timeout=60) as response, archive.open("wb") as file:
+                shutil.copyfileobj(response, file)
+            with tarfile.open(archive) as tar:
+                members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
+                for name in names:
+                    with Path(scratch, name).open("wb") as file:
+                        content = tar.extractfile(members[name])
+                        assert content is not None
+                        shutil.copyfileobj(content, file)
+        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+            raise OSError(
+                f"chars: {address!r} could not be fetched ({error}); "
+                f"the files can be put into {str(folder)!r} by hand. {_WANTED}"
+            ) from error
+        for name in names:
+            if not (folder / name).exists():
+                os.replace(Path(scratch, name), folder / name)

@@ -1,0 +1,438 @@
+"""One training run: any task, any method; resumable at any moment, traceable, the same numbers every time.
+
+>>> import tempfile
+>>> from avagrad.lab.config import configure
+>>> with tempfile.TemporaryDirectory() as place:
+...     result = train(configure("digits", "avagrad", epochs=2), place)
+>>> result["status"], result["steps"]
+('finished', 30)
+
+``python -m avagrad.lab.trainer digits --optimizer avagrad --lr 1 --out runs/x`` needs torch and numpy alone (and
+scikit-learn, which has the digits).
+"""
+
+import contextlib
+import math
+import os
+import platform
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+from torch.optim import Optimizer
+
+import avagrad
+from avagrad.lab.config import Config, optimizer_arguments
+from avagrad.lab.folder import CONFIG, RunFolder
+from avagrad.lab.methods import method
+from avagrad.lab.tasks import task_class
+from avagrad.lab.tasks.base import Score, Task, stream
+
+__all__ = ["Stopped", "Watcher", "about", "train"]
+
+# A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
+_MAY_DIFFER = ("sources", "data", "threads")
+
+
+class Watcher:
+    """Who wants to see a run go by; this one looks away. Its methods are called while the run goes on.
+
+    >>> Watcher().recorded({"step": 1})
+    """
+
+    def started(self, config: Config, done: int, total: int) -> None:
+        """See a run begin, or go on after ``done`` of ``total`` steps."""
+
+    def stepped(self, done: int, loss: float) -> None:
+        """See a step."""
+
+    def recorded(self, row: dict[str, Any]) -> None:
+        """See a line of the metrics."""
+
+
+class Stopped(SystemExit):
+    """The run was told to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
+
+    Uncaught, it ends the process with the code that the signal would have given.
+
+    >>> Stopped(15, Path("runs/x")).code
+    143
+    """
+
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__(128 + number)
+        self.folder = folder
+
+
+def train(
+    config: Config,
+    out: str | Path,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    save_every: float = 30.0,
+    tensorboard: bool = False,
+    download: bool = False,
+) -> dict[str, Any]:
+    """Run, or go on with, the run that a Config describes, and return what its ``result.json`` holds.
+
+    A run that diverges (its loss is not a finite number) stops at once, and that is its result: ``status`` is
+    "diverged", ``diverged_at`` the step. With ``resume`` a run that was begun in ``out`` goes on, to the same numbers
+    as if it had never stopped (to the bit on a CPU), and one that is finished is not run again.
+
+    Args:
+        config: from :func:`avagrad.lab.config.configure`.
+        out: the folder of the run; never one that holds something else.
+        resume: go on with what is in ``out``, or begin if it is empty.
+        watcher: is told about the run while it goes on.
+        save_every: seconds between checkpoints.
+        tensorboard: also write events for TensorBoard into the folder.
+        download: the task may fetch its data.
+
+    >>> import tempfile
+    >>> from avagrad.lab.config import configure
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     result = train(configure("digits", "sgd", lr=1e30, epochs=2), place)
+    >>> result["status"], result["diverged_at"], result["test"]
+    ('diverged', 2, None)
+    """
+    if not save_every >= 0:
+        raise ValueError(f"save_every is {save_every!r}, but must be a number of seconds of at least 0.")
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    task = task_class(config.task)(**options, download=download)
+    facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
+    with RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=_MAY_DIFFER) as folder:
+        if (result := folder.read_result()) is not None:
+            return result
+        written = folder.read_json(CONFIG)
+        if written["about"]["data"] != facts["data"]:
+            here = repr(config.data) if config.data else "those that come with the task"
+            raise ValueError(f"out is {str(out)!r}, whose run was begun on other data than {here}.")
+        threads = int(written["config"]["threads"])
+        with _threads(threads), _writer(folder.path if tensorboard else None) as events, _signals() as told:
+            run = _Run(config, task, folder, facts, watcher or Watcher(), events, told, save_every)
+            return run.to_its_end()
+
+
+class _Run:
+    """A run in progress; everything that changes while it goes on is in ``_state()``."""
+
+    def __init__(
+        self,
+        config: Config,
+        task: Task,
+        folder: RunFolder,
+        facts: dict[str, Any],
+        watcher: Watcher,
+        events: Any,
+        told: "_Told",
+        save_every: float,
+    ) -> None:
+        self.config, self.task, self.folder, self.facts = config, task, folder, facts
+        self.watcher, self.events, self.told, self.save_every = watcher, events, told, save_every
+        seed = stream(config.seed, "global")
+        torch.manual_seed(seed)
+        random.seed(seed)
+        numpy.random.seed(seed % 2**32)
+        self.noise = torch.Generator(config.device).manual_seed(stream(config.seed, "noise"))
+        self.model = task.new_model()
+        self.optimizer = method(config.optimizer).build(self.model.parameters(), optimizer_arguments(config))
+        self.carry = task.start(self.model)
+        self.step = 0  # steps taken
+        self.loss_sum, self.losses = 0.0, 0  # since the last record
+        self.last: dict[str, Any] = {}  # the last record
+        self.best: dict[str, Any] = {}  # of those, the one with the least error
+        self.seconds_before = 0.0
+        self.resumed_with: list[str] = []
+        if (state := folder.load()) is not None:
+            self._restore(state)
+        self.total = config.epochs * task.steps_per_epoch
+
+    # --- the loop ---
+
+    def to_its_end(self) -> dict[str, Any]:
+        self.began = self.saved = time.monotonic()
+        self.watcher.started(self.config, self.step, self.total)
+        per_epoch = self.task.steps_per_epoch
+        while self.step < self.total:
+            epoch, index = divmod(self.step, per_epoch)
+            if index == 0:
+                self.carry = self.task.start(self.model)
+            self._set_lr(self.config.lr_at(epoch))
+            order = self.task.order(epoch)
+            for i in range(index, per_epoch):
+                loss = self._one_step(order, i)
+                if not math.isfinite(loss):
+                    return self._diverged(loss)
+                self.watcher.stepped(self.step, loss)
+                if i + 1 < per_epoch:
+                    self._save_if_it_is_time()
+            if not self._record():
+                return self._diverged(math.nan)
+            self._save_if_it_is_time()
+        return self._finished()
+
+    def _one_step(self, order: torch.Tensor | None, index: int) -> float:
+        self.model.train()
+        loss, self.carry = self.task.loss(self.model, self.task.batch(order, index), self.carry, self.noise)
+        self.step += 1
+        value = loss.item()
+        if math.isfinite(value):
+            self.optimizer.zero_grad()
+            loss.backward()  # type: ignore[no-untyped-call]
+            if self.config.clip is not None:
+                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
+            self.optimizer.step()
+            self.loss_sum, self.losses = self.loss_sum + value, self.losses + 1
+        return value
+
+    def _set_lr(self, lr: float) -> None:
+        for group in self.optimizer.param_groups:
+            group["lr"] = lr
+
+    def _evaluate(self, part: str) -> Score:
+        self.model.eval()
+        with torch.no_grad():
+            return self.task.evaluate(self.model, part)
+
+    def _record(self) -> bool:
+        """Write a line of the metrics at the end of an epoch; tell whether its numbers are finite."""
+        score = self._evaluate("validation")
+        if not math.isfinite(score.loss):
+            return False
+        self.last = {
+            "step": self.step,
+            "epoch": self.step // self.task.steps_per_epoch,
+            "loss": self.loss_sum / self.losses,
+            "validation_loss": score.loss,
+            "error": score.error,
+            "lr": self.optimizer.param_groups[0]["lr"],
+            "gamma": _gamma(self.optimizer),
+            "seconds": self._seconds(),
+        }
+        self.loss_sum, self.losses = 0.0, 0
+        if not self.best or score.error < self.best["error"]:
+            self.best = self.last
+        self._write(self.last)
+        return True
+
+    def _write(self, row: dict[str, Any]) -> None:
+        self.folder.append(row)
+        if self.events is not None:
+            for name in ("loss", "validation_loss", "error", "lr", "gamma"):
+                if row.get(name) is not None:
+                    self.events.add_scalar(name, row[name], row["step"])
+        self.watcher.recorded(row)
+
+    # --- the ends ---
+
+    def _diverged(self, loss: float) -> dict[str, Any]:
+        epoch = (self.step - 1) // self.task.steps_per_epoch
+        lr = self.optimizer.param_groups[0]["lr"]
+        row = {"step": self.step, "epoch": epoch, "loss": loss, "validation_loss": None, "error": None, "lr": lr}
+        self._write({**row, "gamma": None, "seconds": self._seconds(), "diverged": True})
+        return self._conclude("diverged", None, None)
+
+    def _finished(self) -> dict[str, Any]:
+        if not self.last or self.last["step"] != self.step:  # cannot be: an epoch ends with a record
+            raise AssertionError("a run ended without its last record")
+        self._save()
+        return self._conclude(
+            "finished",
+            {"loss": self.last["validation_loss"], "error": self.last["error"]},
+            self._evaluate("test")._asdict(),
+        )
+
+    def _conclude(self, status: str, validation: Any, test: Any) -> dict[str, Any]:
+        result = {
+            "status": status,
+            "diverged_at": self.step if status == "diverged" else None,
+            "steps": self.step,
+            "epochs": self.step / self.task.steps_per_epoch,
+            "measure": self.task.measure,
+            "loss": self.last.get("loss"),
+            "validation": validation,
+            "test": test,
+            "best": {key: self.best[key] for key in ("step", "epoch", "error")} if self.best else None,
+            "parameters": sum(p.numel() for p in self.model.parameters()),
+            "remarks": [*self.facts["remarks"], *self.resumed_with],
+            "seconds": self._seconds(),
+        }
+        self.folder.write_result(result)
+        return self.folder.read_result() or result  # as it is read later, to the last digit
+
+    # --- stopping and going on ---
+
+    def _save_if_it_is_time(self) -> None:
+        if self.told.to_stop is not None:
+            self._save()
+            raise Stopped(self.told.to_stop, self.folder.path)
+        if time.monotonic() - self.saved >= self.save_every:
+            self._save()
+
+    def _save(self) -> None:
+        self.folder.save(self._state())
+        self.saved = time.monotonic()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "config": self.config.as_json(),
+            "about": self.facts,
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "generators": _generators(self.config.device) | {"noise": self.noise.get_state()},
+            "carry": list(self.carry),
+            "step": self.step,
+            "loss_sum": self.loss_sum,
+            "losses": self.losses,
+            "last": self.last,
+            "best": self.best,
+            "seconds": self._seconds(),
+            "resumed_with": self.resumed_with,
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        _set_generators(self.config.device, state["generators"])
+        self.noise.set_state(state["generators"]["noise"])
+        self.carry = tuple(part.to(self.config.device) for part in state["carry"])
+        self.step, self.loss_sum, self.losses = state["step"], state["loss_sum"], state["losses"]
+        self.last, self.best, self.seconds_before = state["last"], state["best"], state["seconds"]
+        self.resumed_with = state["resumed_with"]
+        then, now = ({key: facts[key] for key in ("versions", "commit")} for facts in (state["about"], self.facts))
+        if then != now:
+            self.resumed_with = [*self.resumed_with, f"from step {self.step} on it ran with {now} instead of {then}."]
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.began
+
+
+def _gamma(optimizer: Optimizer) -> float | None:
+    """Return the gamma of the next step, for the methods that have one."""
+    return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW)) else None
+
+
+def _generators(device: str) -> dict[str, Any]:
+    """Return the states of all global generators, as a checkpoint can hold them."""
+    legacy: Any = numpy.random.get_state()
+    name, keys, position, has_gauss, gauss = legacy
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(numpy.int64)), position, has_gauss, gauss),
+    }
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if torch.device(device).type == "cuda" else {})
+
+
+def _set_generators(device: str, states: dict[str, Any]) -> None:
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype(numpy.uint32), position, has_gauss, gauss))
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+@contextlib.contextmanager
+def _threads(number: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(number)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+@contextlib.contextmanager
+def _writer(folder: Path | None) -> Iterator[Any]:
+    """Open TensorBoard's writer, if it is wanted."""
+    if folder is None:
+        yield None
+        return
+    try:
+        from torch.utils.tensorboard import SummaryWriter
+    except ImportError as error:
+        raise ModuleNotFoundError(
+            "tensorboard is asked for, but is not installed: pip install tensorboard, or leave the option out."
+        ) from error
+    writer = SummaryWriter(str(folder / "tensorboard"))
+    try:
+        yield writer
+    finally:
+        writer.close()
+
+
+class _Told:
+    """The signal that told the run to stop, if one did."""
+
+    def __init__(self) -> None:
+        self.to_stop: int | None = None
+
+
+@contextlib.contextmanager
+def _signals() -> Iterator[_Told]:
+    """Hear SIGTERM and SIGINT, and remember the first; the second one does what it always does."""
+    told = _Told()
+    if threading.current_thread() is not threading.main_thread():  # only there can they be heard
+        yield told
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def hear(number: int, _: object) -> None:
+        told.to_stop = number
+        restore()
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, hear)
+    try:
+        yield told
+    finally:
+        restore()
+
+
+def about() -> dict[str, Any]:
+    """Return what a result has to be traced back to: versions, commit, processor.
+
+    >>> sorted(about())
+    ['commit', 'machine', 'versions']
+    """
+    versions = {"avagrad": avagrad.__version__, "torch": torch.__version__, "numpy": numpy.__version__}
+    versions["python"] = platform.python_version()
+    machine = {"processor": platform.machine(), "cores": os.cpu_count()}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    return {"versions": versions, "commit": _commit(), "machine": machine}
+
+
+def _commit() -> str | None:
+    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed."""
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(Path(__file__).parent), *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel"), "src", "avagrad", "lab", "trainer.py") != Path(__file__):
+            return None  # installed somewhere inside of another project's checkout
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None
+
+
+if __name__ == "__main__":
+    from avagrad.lab.command import main
+
+    sys.exit(main())
