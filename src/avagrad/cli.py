@@ -2,6 +2,7 @@
 
 import json
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -14,7 +15,7 @@ from rich.table import Table
 from avagrad import __version__, bench
 from avagrad.lab.command import FLAGS, OPTIONS, run, summary
 from avagrad.lab.folder import RunFolder, write_whole
-from avagrad.lab.methods import METHODS
+from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks import TASKS, task_class
@@ -41,6 +42,7 @@ def _option(name: str, *, flag: str | None = None) -> Any:
 
 @app.command()
 def train(
+    context: typer.Context,
     task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
     optimizer: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "avagrad",
     lr: Annotated[float | None, _option("lr")] = None,
@@ -72,11 +74,10 @@ def train(
     What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
     same command with --out and --resume goes on, to the same numbers.
     """
-    given = {name: value for name, value in locals().items() if name in OPTIONS}
     with Bar(Console(stderr=True)) as bar:
         result, folder = run(
             task,
-            given,
+            context.params,
             options=option or (),
             optimizer_options=optimizer_option or (),
             resume=resume,
@@ -108,7 +109,7 @@ def synthetic(
     """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
 
     Adam moves to w = 1, where the squared gradient is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is
-    Theorem 2's, for what the run recorded; above 1 it says nothing.
+    Theorem 2's, for what the run recorded; above the largest value there is, it says nothing.
     """
     console = Console()
     names = [name.strip() for name in methods.split(",") if name.strip()]
@@ -139,8 +140,7 @@ def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> 
     rows: list[dict[str, Any]] = []
     for settings in runs:
         with Bar(Console(stderr=True)) as bar:
-            what = f"synthetic from w = {settings.w1:g}"
-            curves = toy.run(settings, names, lambda stage, done, total: bar.at(f"{what}, {stage}", done, total))
+            curves = toy.run(settings, names, bar.at)
         table = Table(
             title=f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and "
             f"{settings.replicas} replicas; w* = {settings.problem.minimiser:.4f}"
@@ -150,9 +150,8 @@ def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> 
         for name, curve in curves.items():
             numbers = (curve.w, curve.mean_w, curve.mean_squared_gradient)
             bound = _bound(settings, curve)
-            told = (
-                "" if bound is None else f"{bound:.4f}" if bound < settings.problem.largest_gradient**2 else "above 1"
-            )
+            most = settings.problem.largest_gradient**2
+            told = "" if bound is None else f"{bound:.4f}" if bound < most else f"above {most:.3g}"
             table.add_row(METHODS[name].title, *(f"{x[-1].mean():.4f}" for x in numbers), told)
             rows += [{"w1": settings.w1} | row for row in curve.rows()]
         console.print(table)
@@ -196,9 +195,8 @@ def list_all() -> None:
         methods.add_column(column)
     for record in METHODS.values():
         methods.add_row(record.name, "", "", _told(record.defaults, "paper"), "paper", style="bold")
-        for (task, preset), found in record.settings.items():
-            for source in dict.fromkeys(value.source for value in found.values()):
-                methods.add_row("", task, preset, _told(found, source), source)
+        for (task, told, source), presets_of in _grouped(record.settings).items():
+            methods.add_row("", task, ", ".join(presets_of), told, source)
     console.print(methods)
 
     paper = Table(title="Table 1 of the paper: test errors (ImageNet: validation), in %; bits per character")
@@ -210,7 +208,16 @@ def list_all() -> None:
     console.print(paper)
 
 
-def _told(settings: Any, source: str) -> str:
+def _grouped(settings: Mapping[tuple[str, str], Mapping[str, Sourced]]) -> dict[tuple[str, str, str], list[str]]:
+    """Return for each task, settings and source the presets that have them."""
+    groups: dict[tuple[str, str, str], list[str]] = {}
+    for (task, preset), found in settings.items():
+        for source in dict.fromkeys(value.source for value in found.values()):
+            groups.setdefault((task, _told(found, source), source), []).append(preset)
+    return groups
+
+
+def _told(settings: Mapping[str, Sourced], source: str) -> str:
     return ", ".join(f"{name}={value.value}" for name, value in settings.items() if value.source == source)
 
 

@@ -62,8 +62,8 @@ class Chars(Task):
         for part, rows in sizes.items():
             if len(texts.parts[part]) < least * rows:
                 raise ValueError(
-                    f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least {least * rows} "
-                    f"({rows} rows of {least}): the text is empty, cut off, or too short."
+                    f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least "
+                    f"{least * rows} ({rows} rows of {least}): the text is empty, cut off, or too short."
                 )
         if self.full:
             import numpy
