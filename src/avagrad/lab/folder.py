@@ -214,7 +214,7 @@ class RunFolder:
                 os.fsync(file.fileno())
         write_whole(self.path / CHECKPOINT, lambda file: torch.save(state | {"metrics_bytes": length}, file))
 
-    def load(self, device: str = "cpu") -> dict[str, Any] | None:
+    def load(self) -> dict[str, Any] | None:
         """Return the checkpoint, if there is one, and cut the metrics off where it was taken."""
         path, metrics = self.path / CHECKPOINT, self.path / METRICS
         state: dict[str, Any] | None = None
@@ -222,8 +222,9 @@ class RunFolder:
             try:
                 state = torch.load(path, map_location="cpu", weights_only=True)
             except Exception as error:
+                why = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ValueError(
-                    f"{path} cannot be read ({error}); without it the run would start from its beginning: "
+                    f"{path} cannot be read ({why}); without it the run would start from its beginning: "
                     "remove it if that is wanted."
                 ) from error
         length = state["metrics_bytes"] if state is not None else 0

@@ -1,0 +1,139 @@
+"""The command `avagrad`, as people type it."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+import avagrad
+from avagrad.cli import app
+from avagrad.lab.methods import METHODS
+from avagrad.lab.presets import PRESETS
+from avagrad.lab.tasks import TASKS
+
+
+def avagrad_command(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[str]":
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "COLUMNS": "120"}
+    return subprocess.run(
+        [sys.executable, "-m", "avagrad", *arguments],
+        capture_output=True,
+        text=True,
+        env=environment,
+        cwd=cwd,
+        check=False,
+    )
+
+
+def test_train_runs_and_goes_on(tmp_path: Path) -> None:
+    run = ("train", "digits", "--optimizer", "avagrad", "--lr", "1", "--eps", "10", "--seed", "3", "--epochs", "2")
+    done = avagrad_command(*run, "--out", "x", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    assert re.search(r"test error [\d.]+ %, validation error [\d.]+ %", done.stdout)
+    assert done.stderr == ""  # quiet where there is no terminal
+    config = json.loads((tmp_path / "x" / "config.json").read_text())["config"]
+    assert (config["lr"], config["eps"], config["seed"], config["epochs"]) == (1, 10, 3, 2)
+    again = avagrad_command(*run, "--out", "x", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: out is 'x', which already holds")
+    more = avagrad_command(*run, "--out", "x", "--resume", cwd=tmp_path)
+    assert more.stdout == done.stdout
+
+
+def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = avagrad_command("train", "digits", "--epochs", "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path / "runs")) == ["digits-avagrad-seed0", "digits-avagrad-seed0-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "digitz"), "task is 'digitz', which is not known; did you mean 'digits'?"),
+        (("train", "synthetic"), "`avagrad synthetic` runs it"),
+        (("train", "digits", "--optimizer", "avagard"), "did you mean 'avagrad'?"),
+        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. There are: quick"),
+        (("train", "digits", "-o", "modle=conv"), "did you mean 'model'?"),
+        (("train", "digits", "-o", "model"), "option is 'model', but must be name=value"),
+        (("train", "digits", "--milestones", "a,b"), "milestones is 'a,b', but must be epochs"),
+        (("train", "digits", "--resume"), "resume is asked for without out"),
+        (("train", "chars", "--data", "nowhere"), "which does not exist"),
+        (("train", "chars", "--optimizer", "adabound", "--preset", "paper"), "no source gives one for adabound"),
+        (("synthetic", "--methods", "adma"), "did you mean 'adam'?"),
+        (("synthetic", "--w1", "2"), "w1 is 2.0, but must be a number from 0 to 1"),
+        (("bench", "step", "--sets", "resnet"), "did you mean 'resnet50'?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert says in str(result.exception)
+
+
+def test_errors_end_the_process_with_code_2() -> None:
+    done = avagrad_command("train", "digitz")
+    assert (done.returncode, done.stdout) == (2, "")
+    assert (
+        done.stderr == "error: task is 'digitz', which is not known; did you mean 'digits'? There are: digits, chars.\n"
+    )
+
+
+def test_unknown_commands_and_options_suggest_the_nearest() -> None:
+    assert "Did you mean 'train'?" in CliRunner().invoke(app, ["trian"]).output
+    assert "--optimizer" in CliRunner().invoke(app, ["train", "digits", "--optimzer", "sgd"]).output
+
+
+def test_list_shows_everything() -> None:
+    done = avagrad_command("list")
+    assert done.returncode == 0, done.stderr
+    for name in (*TASKS, *METHODS, *(preset for protocols in PRESETS.values() for preset in protocols)):
+        assert name in done.stdout
+    for number in ("3.64 (0.06)", "18.76 (0.20)", "23.45", "1.175", "lr=200.0, eps=1e-08", "ours", "paper"):
+        assert number in done.stdout
+
+
+def test_help_reads_well() -> None:
+    for arguments in ((), ("train",), ("synthetic",), ("list",), ("bench", "step")):
+        result = CliRunner().invoke(app, [*arguments, "--help"])
+        assert result.exit_code == 0
+        assert "Usage" in result.output
+    assert avagrad.__version__ in CliRunner().invoke(app, ["--version"]).output
+
+
+def test_synthetic_shows_figure_1_and_writes_its_curves(tmp_path: Path) -> None:
+    """Small here; the numbers of the whole figure are tested with the task itself."""
+    small = ("synthetic", "--steps", "300", "--replicas", "4", "--lr", "1e-3", "--methods", "delayed-adam,sgd")
+    result = CliRunner().invoke(app, [*small, "--out", str(tmp_path / "x")])
+    assert result.exit_code == 0, result.output
+    assert "From w = 0.5" in result.output
+    assert "From w = 0," in result.output
+    rows = [json.loads(line) for line in (tmp_path / "x" / "curves.jsonl").read_text().splitlines()]
+    assert {(row["w1"], row["method"]) for row in rows} == {(w, m) for w in (0.5, 0.0) for m in ("delayed-adam", "sgd")}
+    last = json.loads((tmp_path / "x" / "result.json").read_text())["last"]
+    assert all(row["step"] == 300 for row in last)
+    again = CliRunner().invoke(app, [*small, "--out", str(tmp_path / "x")])
+    assert "already holds" in str(again.exception)
+
+
+def test_bench_step_prints_a_table() -> None:
+    result = CliRunner().invoke(app, ["bench", "step", "--device", "cpu", "--sets", "1000x1024"])
+    assert result.exit_code == 0, result.output
+    assert "| 1000x1024 | AvaGrad fused |" in result.output
+
+
+def test_without_typer_the_command_says_what_to_install() -> None:
+    script = (
+        "import importlib.util as util\n"
+        "find = util.find_spec\n"
+        "util.find_spec = lambda name, *rest: None if name == 'typer' else find(name, *rest)\n"
+        "from avagrad.__main__ import main\n"
+        "main()\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert "needs typer: pip install 'avagrad[lab]'" in done.stderr

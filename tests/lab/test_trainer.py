@@ -1,0 +1,512 @@
+"""The training run: the same numbers however often it is killed, and a folder that is never overwritten."""
+
+import json
+import math
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from avagrad.lab import folder as folders
+from avagrad.lab.config import Config, configure
+from avagrad.lab.folder import RunFolder, read_metrics, write_whole
+from avagrad.lab.methods import METHODS
+from avagrad.lab.tasks import task_class
+from avagrad.lab.trainer import Stopped, Watcher, train
+
+SMALL_CHARS = {"batch_size": 8, "bptt": 16, "embedding": 12, "hidden": 16, "layers": 2, "weight_drop": 0.2}
+SMALL_CHARS |= {"dropout_outside": 0.1, "dropout_between": 0.1, "dropout_embedding": 0.1}
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    """A short text in which the next letter can be learnt."""
+    path = tmp_path / "text.txt"
+    rng = random.Random(0)
+    path.write_text(" ".join(rng.choice(["the", "cat", "sat", "on", "mat", "dog"]) for _ in range(1500)))
+    return str(path)
+
+
+def small(task: str, optimizer: str = "avagrad", text: str | None = None, **settings: Any) -> Config:
+    settings = {"epochs": 2, "threads": 1} | settings
+    if task == "chars":
+        return configure(task, optimizer, data=text, task_options=SMALL_CHARS, **settings)
+    return configure(task, optimizer, **settings)
+
+
+def timeless(value: Any) -> Any:
+    """Everything but what a clock says."""
+    if isinstance(value, dict):
+        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
+    return [timeless(item) for item in value] if isinstance(value, list) else value
+
+
+def left_behind(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
+    result = json.loads((folder / "result.json").read_text())
+    return timeless(result), timeless(read_metrics(folder)), torch.load(folder / "checkpoint.pt", weights_only=True)
+
+
+def assert_same(one: Path, other: Path) -> None:
+    """Results, metrics, weights and moments are equal to the bit."""
+    (result, metrics, state), (result_, metrics_, state_) = left_behind(one), left_behind(other)
+    assert result == result_
+    assert metrics == metrics_
+    assert state["step"] == state_["step"]
+    for name, tensor in state["model"].items():
+        assert torch.equal(tensor, state_["model"][name]), name
+    for key, entry in state["optimizer"]["state"].items():
+        for name, value in entry.items():
+            there = state_["optimizer"]["state"][key][name]
+            assert torch.equal(value, there) if isinstance(value, torch.Tensor) else value == there, (key, name)
+    assert torch.equal(state["generators"]["noise"], state_["generators"]["noise"])
+    assert torch.equal(state["generators"]["torch"], state_["generators"]["torch"])
+
+
+class StopAt(Watcher):
+    """Sends this process a signal after some steps."""
+
+    def __init__(self, *steps: int, number: signal.Signals = signal.SIGTERM) -> None:
+        self.steps, self.number = set(steps), number
+
+    def stepped(self, done: int, loss: float) -> None:
+        if done in self.steps:
+            self.steps.remove(done)
+            os.kill(os.getpid(), self.number)
+
+
+# --- going on to the same numbers ---
+
+
+@pytest.mark.parametrize("optimizer", METHODS)
+def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, optimizer: str) -> None:
+    """Stopped inside an epoch and at its end; for every method."""
+    config = small("digits", optimizer)
+    train(config, tmp_path / "whole")
+    watcher = StopAt(4, 15, 22)
+    for _ in range(3):
+        with pytest.raises(Stopped) as stopped:
+            train(config, tmp_path / "parts", resume=True, watcher=watcher)
+        assert stopped.value.code == 128 + signal.SIGTERM
+    train(config, tmp_path / "parts", resume=True, watcher=watcher)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_carried_state_and_the_masks_go_on(tmp_path: Path, text: str) -> None:
+    config = small("chars", "adam", text)
+    train(config, tmp_path / "whole")
+    watcher = StopAt(1, 7, 30)
+    for _ in range(3):
+        with pytest.raises(Stopped):
+            train(config, tmp_path / "parts", resume=True, watcher=watcher)
+    train(config, tmp_path / "parts", resume=True, watcher=watcher)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def command(*arguments: str) -> list[str]:
+    return [sys.executable, "-m", "avagrad.lab.trainer", *arguments]
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "OMP_NUM_THREADS": "1"}
+
+
+@pytest.mark.parametrize("seed", [os.getpid()])
+def test_killed_ten_times_it_ends_with_the_same_result(tmp_path: Path, text: str, seed: int) -> None:
+    """SIGKILL, at random moments: while it imports, trains, evaluates, writes. The seed names them if it fails."""
+    options = [f"--option={name}={value}" for name, value in SMALL_CHARS.items()]
+    run = ("chars", "--data", text, "--epochs", "16", "--threads", "1", "--save-every", "0.05", *options)
+    began = time.monotonic()
+    subprocess.run(command(*run, "--out", str(tmp_path / "whole")), env=environment(), check=True, capture_output=True)
+    whole = time.monotonic() - began
+    training = json.loads((tmp_path / "whole" / "result.json").read_text())["seconds"]
+    assert training > 1.0, "the kills must hit the training, too"
+    parts, rng = tmp_path / "parts", random.Random(seed)
+    positions = []
+    for i in range(10):
+        with subprocess.Popen(
+            command(*run, "--out", str(parts), "--resume"),
+            env=environment(),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+        ) as process:
+            assert process.stderr is not None
+            if i in (0, 5):  # while it starts
+                time.sleep(rng.uniform(0, whole - training))
+            else:
+                process.stderr.readline()  # it trains
+                time.sleep(rng.uniform(0, 0.2) * training)
+            process.kill()
+        if (parts / "checkpoint.pt").exists():
+            positions.append(torch.load(parts / "checkpoint.pt", weights_only=True)["step"])
+    assert positions == sorted(positions)
+    assert len(set(positions)) > 2, f"{positions}: hardly any kill hit the training"
+    subprocess.run(command(*run, "--out", str(parts), "--resume"), env=environment(), check=True, capture_output=True)
+    assert_same(tmp_path / "whole", parts)
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
+def test_a_signal_saves_and_ends_the_process(tmp_path: Path, number: int, code: int) -> None:
+    out = tmp_path / "run"
+    run = command("digits", "--epochs", "100000", "--out", str(out), "--save-every", "1e9")
+    process = subprocess.Popen(run, env=environment(), stderr=subprocess.PIPE, text=True)
+    assert process.stderr is not None
+    for line in process.stderr:  # the third epoch has ended: it trains
+        if line.startswith("epoch 3 "):
+            break
+    assert not (out / "checkpoint.pt").exists()
+    process.send_signal(number)
+    _, error = process.communicate(timeout=60)
+    assert process.returncode == code
+    assert f"--out {out} --resume goes on" in error
+    assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] > 0
+    assert not (out / "result.json").exists()
+
+
+def test_a_run_in_another_thread_hears_no_signals(tmp_path: Path) -> None:
+    results: list[dict[str, Any]] = []
+    thread = threading.Thread(target=lambda: results.append(train(small("digits"), tmp_path / "run")))
+    thread.start()
+    thread.join()
+    assert results[0]["status"] == "finished"
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+def test_what_is_set_for_a_run_is_as_before_after_it(tmp_path: Path, threads: int) -> None:
+    def now() -> tuple[Any, ...]:
+        tiny = torch.tensor([1e-310], dtype=torch.float64) * 1
+        return signal.getsignal(signal.SIGTERM), signal.getsignal(signal.SIGINT), torch.get_num_threads(), tiny.item()
+
+    inside: list[tuple[Any, ...]] = []
+
+    class Look(Watcher):
+        def stepped(self, done: int, loss: float) -> None:
+            inside.append(now())
+
+    before = now()
+    train(small("digits", epochs=1, threads=threads), tmp_path / "run", watcher=Look())
+    assert now() == before
+    assert inside[0][0] != before[0]
+    assert inside[0][2] == threads
+    assert (inside[0][3] == 0) == (threads == 1)
+
+
+def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
+    class Nobody(Watcher):
+        def started(self, config: Config, done: int, total: int) -> None:
+            raise AssertionError("it was run again")
+
+    first = train(small("digits"), tmp_path / "run")
+    assert train(small("digits"), tmp_path / "run", resume=True, watcher=Nobody()) == first
+
+
+def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
+    config = small("digits", epochs=4)
+    train(config, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "parts", watcher=StopAt(40))
+    with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 45, "from": "the future"}\n{"st')
+    train(config, tmp_path / "parts", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+
+
+def test_the_number_of_threads_is_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: list[int] = []
+
+    class Count(StopAt):
+        def stepped(self, done: int, loss: float) -> None:
+            seen.append(torch.get_num_threads())
+            super().stepped(done, loss)
+
+    with pytest.raises(Stopped):
+        train(small("digits", threads=2), tmp_path / "run", watcher=Count(1))
+    train(small("digits", threads=1), tmp_path / "run", resume=True, watcher=Count())
+    assert set(seen) == {2}
+
+
+def test_another_seed_gives_other_numbers_and_the_same_one_the_same(tmp_path: Path, text: str) -> None:
+    for task in ("digits", "chars"):
+        results = [
+            timeless(train(small(task, "adam", text, seed=seed), tmp_path / f"{task}{i}"))
+            for i, seed in enumerate((0, 0, 1))
+        ]
+        assert results[0] == results[1] != results[2]
+
+
+# --- the loop does what it says ---
+
+
+def test_it_is_the_plain_loop(tmp_path: Path) -> None:
+    """The same weights as a loop that is written out here: schedule, clipping, decay, batches."""
+    config = small("digits", "avagrad", epochs=3, milestones=(1, 2), factor=0.5, clip=0.5, lr=0.7, weight_decay=1e-3)
+    train(config, tmp_path / "run")
+    task = task_class("digits")(**config.task_options)
+    model = task.new_model()
+    optimizer = METHODS["avagrad"].make(
+        model.parameters(), lr=0.7, eps=config.eps, betas=(0.9, 0.999), weight_decay=1e-3
+    )
+    for epoch, lr in enumerate((0.7, 0.35, 0.175)):
+        optimizer.param_groups[0]["lr"] = lr
+        order = task.order(epoch)
+        for index in range(task.steps_per_epoch):
+            images, labels = task.batch(order, index)
+            optimizer.zero_grad()
+            torch.nn.functional.cross_entropy(model(images), labels).backward()  # type: ignore[no-untyped-call]
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+            optimizer.step()
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    for name, tensor in model.state_dict().items():
+        assert torch.equal(tensor, state["model"][name]), name
+    model.eval()
+    with torch.no_grad():
+        score = task.evaluate(model, "test")
+    assert json.loads((tmp_path / "run" / "result.json").read_text())["test"] == score._asdict()
+    assert [row["lr"] for row in read_metrics(tmp_path / "run")] == [0.7, 0.35, 0.175]
+
+
+def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
+    result = train(small("digits", "avagrad", epochs=3), tmp_path / "run")
+    assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint.pt", "config.json", "metrics.jsonl", "result.json"]
+    rows = read_metrics(tmp_path / "run")
+    assert [row["epoch"] for row in rows] == [1, 2, 3]
+    assert all(row.keys() >= {"step", "epoch", "loss", "error", "lr", "gamma", "seconds"} for row in rows)
+    assert all(row["gamma"] > 0 for row in rows)
+    assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
+    written = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert Config.from_json(written["config"]) == small("digits", "avagrad", epochs=3)
+    assert written["about"]["versions"]["torch"] == torch.__version__
+    assert written["config"]["sources"]["epochs"] == "given"
+    assert written["config"]["sources"]["lr"] == "ours"
+    assert result["best"]["error"] == min(row["error"] for row in rows)
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    assert state["about"]["commit"] == written["about"]["commit"]
+    assert Config.from_json(state["config"]) == Config.from_json(written["config"])
+
+
+def test_gamma_is_empty_where_there_is_none(tmp_path: Path) -> None:
+    train(small("digits", "adam", epochs=1), tmp_path / "run")
+    assert read_metrics(tmp_path / "run")[0]["gamma"] is None
+
+
+def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    train(small("digits", epochs=2), tmp_path / "run", tensorboard=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    rows = read_metrics(tmp_path / "run")
+    for name in ("loss", "error", "lr", "gamma"):
+        told = [(event.step, event.value) for event in events.Scalars(name)]
+        assert told == [(row["step"], pytest.approx(row[name])) for row in rows]
+
+
+def test_tensorboard_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
+        train(small("digits"), tmp_path / "run", tensorboard=True)
+
+
+# --- divergence is a result ---
+
+
+def test_a_run_that_diverges_says_when(tmp_path: Path) -> None:
+    result = train(small("digits", "sgd", lr=1e30), tmp_path / "run")
+    assert (result["status"], result["test"], result["validation"]) == ("diverged", None, None)
+    assert result["diverged_at"] == result["steps"] == 2
+    last = read_metrics(tmp_path / "run")[-1]
+    assert (last["diverged"], last["step"], last["loss"]) == (True, 2, None)
+    assert train(small("digits", "sgd", lr=1e30), tmp_path / "run", resume=True) == result
+
+
+def test_a_model_that_only_evaluates_to_nan_has_diverged(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = task_class("digits")
+    evaluate = cls.evaluate
+    monkeypatch.setattr(cls, "evaluate", lambda *args: evaluate(*args)._replace(loss=math.nan))
+    result = train(small("digits"), tmp_path / "run")
+    assert (result["status"], result["diverged_at"]) == ("diverged", 15)
+
+
+# --- the folder is never overwritten ---
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(folder: Path, config: Config, error: type[Exception], *says: str, resume: bool = False) -> None:
+    before = contents(folder)
+    with pytest.raises(error) as caught:
+        train(config, folder, resume=resume)
+    assert contents(folder) == before
+    for words in says:
+        assert words in str(caught.value)
+
+
+def test_another_run_is_never_overwritten(tmp_path: Path) -> None:
+    train(small("digits", seed=1), tmp_path / "run")
+    refused(tmp_path / "run", small("digits", seed=1), FileExistsError, "already holds", "resume")
+    refused(
+        tmp_path / "run",
+        small("digits", "adam", seed=2),
+        ValueError,
+        "holds another run",
+        "seed is 1 there and 2 here",
+        "optimizer is 'avagrad' there and 'adam' here",
+        resume=True,
+    )
+
+
+def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
+    (tmp_path / "thesis.tex").write_text("years of work")
+    refused(tmp_path, small("digits"), FileExistsError, "thesis.tex")
+    refused(tmp_path, small("digits"), FileExistsError, "thesis.tex", "not the folder of a run", resume=True)
+    file = tmp_path / "thesis.tex"
+    with pytest.raises(FileExistsError, match="cannot be made a folder"):
+        train(small("digits"), file)
+    assert file.read_text() == "years of work"
+
+
+def test_other_data_are_refused(tmp_path: Path, text: str) -> None:
+    with pytest.raises(Stopped):
+        train(small("chars", "adam", text), tmp_path / "run", watcher=StopAt(3))
+    moved = tmp_path / "moved.txt"
+    moved.write_bytes(Path(text).read_bytes())
+    with pytest.raises(Stopped):  # moved data are the same data
+        train(small("chars", "adam", str(moved)), tmp_path / "run", resume=True, watcher=StopAt(6))
+    moved.write_text(moved.read_text().replace("cat", "cow"))
+    refused(tmp_path / "run", small("chars", "adam", str(moved)), ValueError, "other data", resume=True)
+
+
+def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
+    with RunFolder.claim(tmp_path / "run", {}, {}), pytest.raises(BlockingIOError, match="another process"):
+        train(small("digits"), tmp_path / "run", resume=True)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b'{"config": 3}', b"\xff"])
+def test_a_broken_config_is_named(tmp_path: Path, content: bytes) -> None:
+    (tmp_path / "config.json").write_bytes(content)
+    refused(tmp_path, small("digits"), ValueError, "config.json", resume=True)
+
+
+def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+    path = tmp_path / "run" / "checkpoint.pt"
+    path.write_bytes(path.read_bytes()[:1000])
+    refused(tmp_path / "run", small("digits"), ValueError, "checkpoint.pt", "cannot be read", resume=True)
+
+
+def test_metrics_that_were_cut_are_noticed(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", watcher=StopAt(20))
+    (tmp_path / "run" / "metrics.jsonl").write_text("")
+    refused(tmp_path / "run", small("digits"), ValueError, "metrics.jsonl", "shorter", resume=True)
+
+
+def test_what_a_kill_leaves_at_the_very_start_is_no_run(tmp_path: Path) -> None:
+    (tmp_path / ".config.json.new").write_text("{")
+    assert train(small("digits", epochs=1), tmp_path)["status"] == "finished"
+
+
+def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_whole(path, lambda file: file.write(b"old"))
+
+    def fail(file: Any) -> None:
+        file.write(b"new")
+        raise OSError("the disk is full")
+
+    with pytest.raises(OSError, match="full"):
+        write_whole(path, fail)
+    assert contents(tmp_path) == {"file": b"old"}
+
+
+def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[str] = []
+    fsync, replace = os.fsync, os.replace
+    monkeypatch.setattr(folders.os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
+    monkeypatch.setattr(folders.os, "replace", lambda a, b: (calls.append("rename"), replace(a, b))[1])
+    RunFolder(tmp_path).save({"step": 1})
+    assert calls == ["fsync", "rename", "fsync"]
+
+
+# --- what is asked for ---
+
+
+@pytest.mark.parametrize(
+    ("settings", "says"),
+    [
+        ({"optimizer": "adamm"}, "optimizer is 'adamm', which is not known; did you mean 'adam'?"),
+        ({"preset": "papper"}, "preset is 'papper', which is not known"),
+        ({"epochs": 0}, "epochs is 0, but must be a whole number of at least 1"),
+        ({"lr": -1.0}, "lr is -1.0, but must be"),
+        ({"lr": math.nan}, "lr is nan, but must be"),
+        ({"eps": 0.0}, "eps is 0.0, but must be"),
+        ({"optimizer": "sgd", "eps": 0.1}, "eps is 0.1, but sgd has no eps"),
+        ({"milestones": (3, 2)}, "milestones is (3, 2), but must be epochs in rising order"),
+        ({"factor": 0.0}, "factor is 0.0, but must be"),
+        ({"clip": -1.0}, "clip is -1.0, but must be"),
+        ({"seed": -1}, "seed is -1, but must be"),
+        ({"threads": 0}, "threads is 0, but must be"),
+        ({"device": "gpu"}, "device is 'gpu', which torch cannot use here"),
+        ({"epoch": 3}, "a setting of a run is 'epoch', which is not known; did you mean 'epochs'?"),
+        ({"task_options": {"modell": "conv"}}, "an option is 'modell', which is not known; did you mean 'model'?"),
+        ({"task_options": {"batch_size": 1.5}}, "batch_size is 1.5, but must be a whole number"),
+        ({"task_options": {"batch_size": 0}}, "batch_size is 0, but must be at least 1"),
+        ({"task_options": {"full": 1}}, "full is 1, but must be true or false"),
+        ({"optimizer_options": {"nrom": 1}}, "an optimizer option is 'nrom', which is not known; did you mean 'norm'?"),
+        ({"optimizer": "amsgrad", "optimizer_options": {"amsgrad": False}}, "amsgrad is fixed at True"),
+    ],
+)
+def test_bad_settings_are_answered_with_a_sentence(settings: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError) as caught:  # noqa: PT011  (what it says is looked at below)
+        configure("digits", **settings)
+    assert says in str(caught.value)
+
+
+def test_what_no_source_gives_is_asked_for() -> None:
+    for name, lacks in (("adabound", "eps"), ("adamw", "eps"), ("delayed-adam", "eps")):
+        with pytest.raises(ValueError, match=rf"{lacks}: no source gives one for {name} on chars .* give it"):
+            configure("chars", name, preset="paper")
+    given = configure("chars", "adabound", preset="paper", lr=0.001, eps=1e-8)
+    assert (given.sources["lr"], given.sources["hidden"], given.sources["final_lr"]) == ("given", "paper", "paper")
+
+
+def test_every_method_has_settings_for_the_quick_tasks() -> None:
+    for name in METHODS:
+        for task in ("digits", "chars"):
+            assert configure(task, name).lr > 0
+
+
+@pytest.mark.parametrize("arguments", [("digits", "--epochs", "1"), ("digits", "--optimizer", "nosuch"), ("digitz",)])
+def test_the_plain_command_needs_neither_typer_nor_rich(tmp_path: Path, arguments: Sequence[str]) -> None:
+    script = (
+        "import sys\n"
+        "for name in ('typer', 'rich', 'optuna', 'matplotlib', 'ray'):\n"
+        "    sys.modules[name] = None\n"
+        "from avagrad.lab.command import main\n"
+        "sys.exit(main(sys.argv[1:]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, *arguments, "--out", str(tmp_path / "run")],
+        capture_output=True,
+        text=True,
+        env=environment(),
+        check=False,
+    )
+    if arguments[-1] == "1":
+        assert done.returncode == 0, done.stderr
+        assert "test error" in done.stdout
+    else:
+        assert done.returncode == 2
+        assert done.stderr.startswith("error: ")
+        assert "is not known" in done.stderr
+        assert not (tmp_path / "run").exists()
