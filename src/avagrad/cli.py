@@ -2,7 +2,7 @@
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -149,23 +149,14 @@ def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> 
             table.add_column(column, justify="left" if column == "method" else "right")
         for name, curve in curves.items():
             numbers = (curve.w, curve.mean_w, curve.mean_squared_gradient)
-            bound = _bound(settings, curve)
+            bounds = curve.bound(settings)
+            bound = None if bounds is None else bounds[-1].mean().item()
             most = settings.problem.largest_gradient**2
             told = "" if bound is None else f"{bound:.4f}" if bound < most else f"above {most:.3g}"
             table.add_row(METHODS[name].title, *(f"{x[-1].mean():.4f}" for x in numbers), told)
             rows += [{"w1": settings.w1} | row for row in curve.rows()]
         console.print(table)
     return rows
-
-
-def _bound(settings: toy.Settings, curve: toy.Curve) -> float | None:
-    """Return Theorem 2's bound from a curve's sums, on the mean over replicas."""
-    if curve.sum_rate is None or curve.sum_squared_rate is None:
-        return None
-    known = settings.problem.constants(settings.w1)
-    moved, squared = curve.sum_rate[-1], curve.sum_squared_rate[-1]
-    noise = known.M * known.Ginf**2 * squared / 2
-    return float(((known.D + noise) / moved).mean())
 
 
 @app.command("list")
@@ -250,10 +241,16 @@ def _version(
         raise typer.Exit
 
 
-def main() -> None:
-    """Run the command line: what is wrong is said in a sentence, and ends it with code 2."""
+def main(arguments: Sequence[str] | None = None) -> None:
+    """Run the command line: what is wrong is said in a sentence, and ends it with code 2.
+
+    >>> main(["train", "digitz"])
+    Traceback (most recent call last):
+    ...
+    SystemExit: 2
+    """
     try:
-        app()
+        app(arguments)
     except Stopped as stopped:
         folder = stopped.folder
         print(f"stopped and saved; the same command with --out {folder} --resume goes on", file=sys.stderr)

@@ -22,7 +22,8 @@ class _Rate(ProgressColumn):
 class Bar(Watcher):
     """Watches a run, or is told how far a computation is (:meth:`at`); a context manager.
 
-    >>> with Bar(Console(force_terminal=False, file=open("/dev/null", "w"))) as bar:
+    >>> import io
+    >>> with Bar(Console(force_terminal=False, file=io.StringIO())) as bar:
     ...     bar.at("run", 1, 2)
     """
 

@@ -35,6 +35,7 @@ __all__ = [
     "Problem",
     "Rates",
     "adam_drift",
+    "bound_from_sums",
     "decaying_beta1",
     "drift_bound",
     "drift_condition",
@@ -49,6 +50,7 @@ __all__ = [
 ]
 
 _Scalar = TypeVar("_Scalar", float, Tensor)
+_Z, _ABOVE_0 = "Z, the sum of alpha_t min_i eta_t,", "be above 0: a step must have moved something"
 
 
 # --- what the theorems are about -----------------------------------------------------------------
@@ -271,9 +273,31 @@ def recorded_bound(alpha: float | Tensor, rates: Rates, constants: Constants, be
         alpha=alpha, low=rates.low, high=rates.high, square=rates.square, beta1=beta1
     )
     _require_all("beta1", beta1, (beta1 >= 0) & (beta1 < 1), "lie in [0, 1)")
-    momentum = constants.G2**2 * (alpha * beta1 * high).sum(0)
-    noise = constants.M * constants.Ginf**2 * (alpha.square() * square).sum(0) / 2
-    return (constants.D + momentum + noise) / (_total(alpha * low) * (1 - beta1.amax(0)))
+    sums = (alpha * low).sum(0), (alpha.square() * square).sum(0), (alpha * beta1 * high).sum(0)
+    return bound_from_sums(*sums, constants=constants, beta1=beta1.amax(0))
+
+
+def bound_from_sums(
+    moved: Tensor,
+    squared: Tensor,
+    with_momentum: float | Tensor = 0.0,
+    *,
+    constants: Constants,
+    beta1: float | Tensor = 0.0,
+) -> Tensor:
+    """Return Theorem 2's right side from its sums over time, for runs that are too long to be recorded step by step.
+
+    ``moved`` is ``Z``, the sum of ``alpha_t min_i eta_t``; ``squared`` that of ``alpha_t^2 |eta_t|^2``; and
+    ``with_momentum`` that of ``alpha_t beta1_t max_i eta_t``, where ``beta1`` is the largest ``beta1_t``.
+
+    >>> constants = Constants(D=1.0, M=1.0, Ginf=1.0, G2=1.0)
+    >>> bound_from_sums(torch.tensor(10.0), torch.tensor(1.0), constants=constants)  # (1 + 0.5) / 10
+    tensor(0.1500)
+    """
+    _require_all(_Z, moved, moved > 0, _ABOVE_0)
+    momentum = constants.G2**2 * with_momentum
+    noise = constants.M * constants.Ginf**2 * squared / 2
+    return (constants.D + momentum + noise) / (moved * (1 - beta1))
 
 
 def theorem_alpha(gamma: _Scalar, steps: int, constants: Constants) -> _Scalar:
@@ -390,5 +414,5 @@ def _aligned(**sequences: float | Tensor) -> list[Tensor]:
 
 def _total(weights: Tensor) -> Tensor:
     total = weights.sum(0)
-    _require_all("Z, the sum of alpha_t min_i eta_t,", total, total > 0, "be above 0: a step must have moved something")
+    _require_all(_Z, total, total > 0, _ABOVE_0)
     return total

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 
-from avagrad.lab import folder as folders
+import avagrad
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import RunFolder, read_metrics, write_whole
 from avagrad.lab.methods import METHODS
@@ -251,9 +251,8 @@ def test_it_is_the_plain_loop(tmp_path: Path) -> None:
     train(config, tmp_path / "run")
     task = task_class("digits")(**config.task_options)
     model = task.new_model()
-    optimizer = METHODS["avagrad"].make(
-        model.parameters(), lr=0.7, eps=config.eps, betas=(0.9, 0.999), weight_decay=1e-3
-    )
+    assert config.eps is not None
+    optimizer = avagrad.AvaGrad(model.parameters(), lr=0.7, eps=config.eps, betas=(0.9, 0.999), weight_decay=1e-3)
     for epoch, lr in enumerate((0.7, 0.35, 0.175)):
         optimizer.param_groups[0]["lr"] = lr
         order = task.order(epoch)
@@ -431,11 +430,20 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
 
 def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    fsync, replace = os.fsync, os.replace
-    monkeypatch.setattr(folders.os, "fsync", lambda fd: (calls.append("fsync"), fsync(fd))[1])
-    monkeypatch.setattr(folders.os, "replace", lambda a, b: (calls.append("rename"), replace(a, b))[1])
+
+    def noted(name: str) -> None:
+        real = getattr(os, name)
+
+        def call(*arguments: Any) -> Any:
+            calls.append(name)
+            return real(*arguments)
+
+        monkeypatch.setattr(os, name, call)
+
+    noted("fsync")
+    noted("replace")
     RunFolder(tmp_path).save({"step": 1})
-    assert calls == ["fsync", "rename", "fsync"]
+    assert calls == ["fsync", "replace", "fsync"]
 
 
 # --- what is asked for ---

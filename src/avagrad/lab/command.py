@@ -109,7 +109,14 @@ def run(
     download: bool = False,
     watcher: Watcher | None = None,
 ) -> tuple[dict[str, Any], Path]:
-    """Run what a command line asks for; return the result and its folder. ``given`` has the keys of OPTIONS."""
+    """Run what a command line asks for; return the result and its folder. ``given`` has the keys of OPTIONS.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     result, folder = run("digits", {"epochs": 1, "out": place}, options=["model=mlp"])
+    >>> result["steps"]
+    15
+    """
     given = {name: given.get(name) for name in OPTIONS}
     if resume and given["out"] is None:
         raise ValueError("resume is asked for without out: name the folder of the run that is to go on.")

@@ -153,7 +153,7 @@ METHODS: dict[str, Method] = {
                 **_vision(lr=0.1, eps=0.1),
                 **_chars(lr=0.002, eps=1e-8),
                 **_quick("digits", lr=0.01, eps=0.01),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.01, eps=1e-8),
             },
             paper_errors=_table_1("3.64 (0.06)", "18.96 (0.21)", "23.45", "1.182"),
         ),
@@ -167,7 +167,7 @@ METHODS: dict[str, Method] = {
                 **_vision(lr=0.1, eps=0.1),
                 **_chars(lr=0.002, eps=1e-8),
                 **_quick("digits", lr=0.01, eps=0.01),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.01, eps=1e-8),
             },
             paper_errors=_table_1("3.90 (0.17)", "18.97 (0.09)", "23.46", "1.187"),
         ),
@@ -178,7 +178,7 @@ METHODS: dict[str, Method] = {
             defaults=_ADAM | _from("paper", final_lr=0.1, gamma=1e-3),
             settings={
                 **_quick("digits", lr=0.001, eps=1e-8),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.1, eps=1e-8),
             },
             paper_errors=_table_1("5.40 (0.24)", "22.76 (0.17)", "27.99", "2.863"),
         ),
@@ -189,7 +189,7 @@ METHODS: dict[str, Method] = {
             defaults=_ADAM | _from("paper", keep=10),
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.1, eps=1e-3),
             },
             paper_errors=_table_1("4.08 (0.11)", "18.88 (0.06)", "N/A", "1.274"),
         ),
@@ -201,7 +201,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_vision(eps=10.0),
                 **_quick("digits", lr=0.01, eps=0.01),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.01, eps=1e-8),
             },
             paper_errors=_table_1("4.11 (0.17)", "20.13 (0.22)", "27.10", "1.230"),
         ),
@@ -213,8 +213,8 @@ METHODS: dict[str, Method] = {
             settings={
                 **_vision(lr=1.0, eps=10.0),
                 **_chars(lr=200.0, eps=1e-8),
-                **_quick("digits", lr=1.0, eps=0.1),
-                **_quick("chars", lr=5.0, eps=1e-3),
+                **_quick("digits", lr=0.5, eps=0.1),
+                **_quick("chars", lr=50.0, eps=1e-3),
             },
             paper_errors=_table_1("3.80 (0.02)", "18.76 (0.20)", "23.58", "1.179"),
         ),
@@ -226,8 +226,8 @@ METHODS: dict[str, Method] = {
             settings={
                 **_vision(eps=0.1),
                 **_chars(lr=200.0, eps=1e-5),
-                **_quick("digits", lr=1.0, eps=0.1),
-                **_quick("chars", lr=5.0, eps=1e-3),
+                **_quick("digits", lr=0.5, eps=0.1),
+                **_quick("chars", lr=50.0, eps=1e-3),
             },
             paper_errors=_table_1("3.97 (0.02)", "19.04 (0.37)", "23.49", "1.175"),
         ),
@@ -238,7 +238,7 @@ METHODS: dict[str, Method] = {
             defaults=_ADAM,
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
-                **_quick("chars", lr=0.005, eps=1e-8),
+                **_quick("chars", lr=0.01, eps=1e-5),
             },
         ),
     )

@@ -1,0 +1,400 @@
+"""The problem of Theorem 1 and Figure 1, on which Adam goes to the wrong end and Delayed Adam does not.
+
+One weight in [0, 1], two samples: ``f_s(w) = C w^2 / 2`` with a small probability, else ``-w``. Many replicas run side
+by side as one vector, each a model of its own, with its own norm (d = 1). All methods see the same samples.
+
+>>> curves = run(Settings(steps=100, replicas=3, lr=0.01, compile=False), ("adam", "delayed-adam"))
+>>> curves["adam"].mean_w.shape  # (steps that were recorded, replicas)
+torch.Size([100, 3])
+>>> curves["adam"].mean_w[0]  # the first mean is w_1
+tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
+
+The updates are those of :mod:`avagrad.optim.rules`, a few steps at a time under ``torch.compile``: a step is so little
+work that calling it costs far more. ``beta1`` is 0, as in the theorem.
+"""
+
+import functools
+import inspect
+import math
+import numbers
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from avagrad.lab.names import look_up
+from avagrad.optim.rules import Scalar, adam_step, delayed_step, rates, scale, sgd_step
+from avagrad.theory import Problem, bound_from_sums
+
+__all__ = ["METHODS", "Curve", "Settings", "run", "samples"]
+
+_MOMENTS = ("w", "v")
+_MEANS = ("sum_w", "sum_squared_gradient")
+_BOUND = ("sum_rate", "sum_squared_rate", "sum_rate_squared_gradient")
+
+# name: what a replica keeps from step to step. Adam's rates know the sample, so Theorem 2 has no sums for them.
+METHODS: dict[str, tuple[str, ...]] = {
+    "adam": (*_MOMENTS, *_MEANS),
+    "amsgrad": (*_MOMENTS, "v_max", *_MEANS),
+    "delayed-adam": (*_MOMENTS, *_MEANS, *_BOUND),
+    "avagrad": (*_MOMENTS, *_MEANS, *_BOUND),
+    "sgd": ("w", *_MEANS, *_BOUND),
+}
+
+_DRAWN = 4096  # samples are drawn for so many steps at a time
+
+Progress = Callable[[str, int, int], None]
+_Advance = Callable[[Tensor, Tensor, Tensor, "_Hyper"], None]
+
+
+# --- what goes in, and what comes out ------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settings:
+    """What is run; the defaults are the paper's, with 100 replicas.
+
+    ``points`` is about how many steps are recorded, evenly spaced (the first and the last always are). ``block``, the
+    steps that one call takes, and ``points`` do not change a result.
+
+    >>> Settings().problem
+    Problem(C=999.0, delta=1.0)
+    >>> Settings(w1=2.0)
+    Traceback (most recent call last):
+    ...
+    ValueError: synthetic: w1 is 2.0, but must be a number from 0 to 1.
+    """
+
+    C: float = 999.0
+    delta: float = 1.0
+    lr: float = 1e-5
+    beta2: float = 0.99
+    eps: float = 1e-8
+    w1: float = 0.5
+    steps: int = 1_000_000
+    replicas: int = 100
+    seed: int = 0
+    points: int = 200
+    bias_correction: bool = True  # of Delayed Adam and AvaGrad; Adam and AMSGrad always have it
+    block: int = 4
+    compile: bool = True
+
+    def __post_init__(self) -> None:
+        for name in ("C", "delta"):
+            _require(name, getattr(self, name), _is_number, "a finite number")
+        _ = self.problem  # which has its own sentences
+        _require("lr", self.lr, lambda x: _is_number(x) and x >= 0, "a finite number of at least 0")
+        _require("beta2", self.beta2, lambda x: _is_number(x) and 0 <= x < 1, "a number from 0 up to, not including, 1")
+        _require("eps", self.eps, lambda x: _is_number(x) and x > 0, "a finite number above 0")
+        _require("w1", self.w1, lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1")
+        for name in ("steps", "replicas", "points", "block"):
+            _require(name, getattr(self, name), lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
+        _require("seed", self.seed, lambda x: _is_whole(x) and 0 <= x < 2**63, "a whole number from 0 to 2^63 - 1")
+        for name in ("bias_correction", "compile"):
+            _require(name, getattr(self, name), lambda x: isinstance(x, bool), "True or False")
+
+    @property
+    def problem(self) -> Problem:
+        """The problem, with its minimiser and its gradient.
+
+        >>> round(Settings().problem.minimiser, 4)
+        0.4995
+        """
+        return Problem(C=float(self.C), delta=float(self.delta))
+
+    @property
+    def recorded(self) -> list[int]:
+        """The steps after which something is recorded.
+
+        >>> Settings(steps=10, points=3).recorded
+        [1, 3, 7, 10]
+        """
+        points = min(self.points, self.steps)
+        return sorted({1} | {round(k * self.steps / points) for k in range(1, points + 1)})
+
+
+@dataclass(frozen=True, eq=False)
+class Curve:
+    """What one method did: ``steps`` is ``(P,)``, all else ``(P, R)``, a column per replica, in float64.
+
+    The means at step ``t`` are over ``w_1 .. w_t``, the iterates before each of the ``t`` steps; ``w`` is ``w_{t+1}``.
+    With ``r_t = alpha_t eta_t``, the whole factor of the gradient, gamma included, ``sum_rate`` is the sum of ``r_t``
+    up to ``t``, ``sum_squared_rate`` of ``r_t^2``, and ``sum_rate_squared_gradient`` of ``r_t |f'(w_t)|^2``: what
+    Theorem 2's bound is made of. Adam and AMSGrad have none of the three.
+
+    >>> curve = run(Settings(steps=4, replicas=2, compile=False), ("sgd",))["sgd"]
+    >>> curve.steps, curve.sum_rate[-1]
+    (tensor([1, 2, 3, 4]), tensor([4.0000e-05, 4.0000e-05], dtype=torch.float64))
+    """
+
+    method: str
+    steps: Tensor
+    w: Tensor
+    mean_w: Tensor
+    mean_squared_gradient: Tensor
+    sum_rate: Tensor | None = None
+    sum_squared_rate: Tensor | None = None
+    sum_rate_squared_gradient: Tensor | None = None
+
+    def bound(self, settings: Settings) -> Tensor | None:
+        """Return Theorem 2's bound on the mean of the squared gradients, weighted by ``r_t``: ``(P, R)``.
+
+        There is none for Adam and AMSGrad, whose rates know the sample. Before a first step has moved anything it is
+        infinite.
+
+        >>> settings = Settings(C=9.0, lr=1e-2, steps=1000, replicas=2, compile=False)
+        >>> run(settings, ("sgd",))["sgd"].bound(settings)[-1]
+        tensor([0.7298, 0.7298], dtype=torch.float64)
+        """
+        if self.sum_rate is None or self.sum_squared_rate is None:
+            return None
+        moved = self.sum_rate > 0
+        bound = bound_from_sums(
+            torch.where(moved, self.sum_rate, 1.0),
+            self.sum_squared_rate,
+            constants=settings.problem.constants(settings.w1),
+        )
+        return torch.where(moved, bound, torch.inf)
+
+    def rows(self, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> list[dict[str, Any]]:
+        """Return a row per recorded step, ready for JSON: for each quantity its mean and quantiles over replicas.
+
+        >>> run(Settings(steps=1, replicas=2, compile=False), ("sgd",))["sgd"].rows(quantiles=(0.5,))
+        [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q50': 0.50001}, ...}]
+        """
+        for q in quantiles:
+            _require("a quantile", q, lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1")
+        names = ("w", "mean_w", "mean_squared_gradient", *_BOUND)
+        kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        told = {name: _told(x, quantiles) for name, x in kept.items()}
+        return [
+            {"method": self.method, "step": step, "replicas": self.w.shape[1]}
+            | {name: {key: column[i] for key, column in columns.items()} for name, columns in told.items()}
+            for i, step in enumerate(self.steps.tolist())
+        ]
+
+
+def _told(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float]]:
+    columns = {"mean": x.mean(1).tolist()}
+    for q in quantiles:
+        columns[f"q{100 * q:g}"] = torch.quantile(x, q, dim=1).tolist()
+    return columns
+
+
+# --- the run -------------------------------------------------------------------------------------
+
+
+@torch.no_grad()
+def run(
+    settings: Settings | None = None,
+    methods: Sequence[str] = tuple(METHODS),
+    progress: Progress | None = None,
+) -> dict[str, Curve]:
+    """Run the methods on the same samples. Returns their curves by name.
+
+    ``progress`` is called with what is being done ("compile" or "run"), the steps done, and the steps there are.
+
+    >>> run(Settings(), ["delayed_adma"])
+    Traceback (most recent call last):
+    ...
+    ValueError: synthetic: a method is 'delayed_adma', which is not known; did you mean 'delayed-adam'? There are: ...
+    """
+    settings = Settings() if settings is None else settings
+    tell = progress or (lambda stage, done, total: None)
+    if isinstance(methods, str):
+        raise ValueError(f"synthetic: methods is {methods!r}, but must be a list of names.")
+    names = tuple(dict.fromkeys(methods))
+    fields = [(name, kept) for name in names for kept in look_up("synthetic: a method", name, METHODS)]
+    if not names:
+        raise ValueError("synthetic: methods is empty, but must name at least one method.")
+
+    state = torch.zeros(len(fields), settings.replicas, dtype=torch.float64, device="cpu")
+    for row, (_, kept) in zip(state, fields, strict=True):
+        if kept == "w":
+            row.fill_(settings.w1)
+    hyper = _hyper(settings)
+
+    tell("compile", 0, settings.steps)
+    one, many = _programs(settings, names)
+    late = _first_uncorrected(settings.beta2)
+    stops = settings.recorded
+    kept_states: list[Tensor] = []
+    t = 0  # steps taken so far
+    tell("run", t, settings.steps)
+    for start, rare in samples(settings):
+        while t < start + len(rare):
+            stop = min(stops[len(kept_states)], start + len(rare))
+            while t < stop:
+                # A block is all late or it is not run as one: inside of it t is not known.
+                length = settings.block if t + 1 >= late and t + settings.block <= stop else 1
+                at = t - start
+                step = torch.tensor(t + 1, dtype=torch.float64, device="cpu")
+                (one if length == 1 else many)(state, rare[at : at + length], step, hyper)
+                t += length
+            if t == stops[len(kept_states)]:
+                kept_states.append(state.clone())
+        tell("run", t, settings.steps)
+    return _curves(names, fields, torch.tensor(stops), torch.stack(kept_states))
+
+
+def samples(settings: Settings) -> Iterator[tuple[int, Tensor]]:
+    """Yield the samples of a run, some thousand steps at a time: the number of steps before, and a ``(T, R)`` tensor.
+
+    True is the rare sample. They are a function of ``seed``, ``replicas`` and the problem: a longer run starts with
+    the samples of a shorter one.
+
+    >>> [(start, rare.shape) for start, rare in samples(Settings(steps=5000, replicas=2))]
+    [(0, torch.Size([4096, 2])), (4096, torch.Size([904, 2]))]
+    """
+    rng = torch.Generator(device="cpu").manual_seed(settings.seed)
+    for start in range(0, settings.steps, _DRAWN):
+        shape = min(_DRAWN, settings.steps - start), settings.replicas
+        yield start, torch.rand(shape, generator=rng, dtype=torch.float64, device="cpu") < settings.problem.p
+
+
+def _curves(names: tuple[str, ...], fields: list[tuple[str, str]], steps: Tensor, states: Tensor) -> dict[str, Curve]:
+    found = dict(zip(fields, states.unbind(1), strict=True))
+    t = steps.double()[:, None]
+    return {
+        name: Curve(
+            method=name,
+            steps=steps,
+            w=found[name, "w"],
+            mean_w=found[name, "sum_w"] / t,
+            mean_squared_gradient=found[name, "sum_squared_gradient"] / t,
+            **{kept: found[name, kept] for kept in _BOUND if (name, kept) in found},
+        )
+        for name in names
+    }
+
+
+# --- the steps -----------------------------------------------------------------------------------
+
+
+class _Hyper(NamedTuple):
+    """Numbers as tensors: a compiled program then serves them all."""
+
+    problem: Problem
+    lr: Tensor
+    beta2: Tensor
+    eps: Tensor
+
+
+def _hyper(settings: Settings) -> _Hyper:
+    def tensor(x: float) -> Any:
+        return torch.tensor(x, dtype=torch.float64, device="cpu")
+
+    problem = Problem(C=tensor(settings.C), delta=tensor(settings.delta))
+    return _Hyper(problem, tensor(settings.lr), tensor(settings.beta2), tensor(settings.eps))
+
+
+def _step(
+    name: str, kept: dict[str, Tensor], rare: Tensor, t: Scalar, hyper: _Hyper, bias_correction: bool
+) -> dict[str, Tensor]:
+    """Take one step of one method, for all replicas. Returns what is kept, in the same order."""
+    problem, lr, beta2, eps = hyper
+    w = kept["w"]
+    g = problem.sample_gradient(w, rare)
+    slope = problem.gradient(w)
+    squared = slope * slope
+    new = {"sum_w": kept["sum_w"] + w, "sum_squared_gradient": kept["sum_squared_gradient"] + squared}
+    m = torch.zeros_like(w)  # beta1 is 0: there is nothing to remember
+    rate: Tensor | None = None
+    if name in ("adam", "amsgrad"):
+        given = kept.get("v_max")
+        w, _, v, v_max = adam_step(w, g, m, kept["v"], given, t, lr=lr, beta1=0.0, beta2=beta2, eps=eps)
+        new |= {"v": v, "v_max": v_max}
+    elif name == "sgd":
+        rate = lr.expand_as(w)
+        w, _ = sgd_step(w, g, m, t, lr=lr)
+    else:
+        eta = rates(kept["v"], t - 1, beta2=beta2, eps=eps, bias_correction=bias_correction)
+        gamma = scale(eta**2, 1) if name == "avagrad" else torch.ones_like(eta)
+        rate = lr * gamma * eta
+        w, _, v = delayed_step(
+            w, g, m, kept["v"], t, eta, gamma, lr=lr, beta1=0.0, beta2=beta2, bias_correction=bias_correction
+        )
+        new["v"] = v
+    new["w"] = w.clamp(0.0, 1.0)
+    if rate is not None:
+        new["sum_rate"] = kept["sum_rate"] + rate
+        new["sum_squared_rate"] = kept["sum_squared_rate"] + rate * rate
+        new["sum_rate_squared_gradient"] = kept["sum_rate_squared_gradient"] + rate * squared
+    return {key: new[key] for key in kept}
+
+
+def _program(names: tuple[str, ...], bias_correction: bool, length: int) -> _Advance:
+    """Return a function that advances a state, in place, by as many steps as there are rows of samples.
+
+    For more than one step bias corrections must have come to be 1: they are taken at ``t = inf``, and cost nothing.
+    """
+
+    def advance(state: Tensor, rare: Tensor, t: Tensor, hyper: _Hyper) -> None:
+        rows = iter(state.unbind(0))
+        all_kept = {name: {key: next(rows) for key in METHODS[name]} for name in names}
+        for k in range(length):
+            now: Scalar = t if length == 1 else math.inf
+            all_kept = {n: _step(n, kept, rare[k], now, hyper, bias_correction) for n, kept in all_kept.items()}
+        state.copy_(torch.stack([row for kept in all_kept.values() for row in kept.values()]))
+
+    return advance
+
+
+def _first_uncorrected(beta2: float) -> int:
+    """Return the first ``t`` from which on ``1 - beta2^(t-1)`` is 1 in float64, to the last bit and then some."""
+    return 2 if beta2 == 0 else 2 + math.ceil(64 * math.log(2) / -math.log(beta2))
+
+
+def _programs(settings: Settings, names: tuple[str, ...]) -> tuple[_Advance, _Advance]:
+    """Return the program for one step, and that for a block."""
+    lengths = (1, settings.block)
+    if settings.compile:
+        try:
+            one, many = (_compiled(names, settings.bias_correction, n, settings.replicas) for n in lengths)
+        except (RuntimeError, OSError) as error:  # what torch.compile raises where there is no C++ compiler, say
+            why = (str(error).strip() or type(error).__name__).splitlines()[0]
+            warnings.warn(
+                f"synthetic: torch.compile does not work here, so the steps run one by one, and slowly ({why}). "
+                "With compile=False it is not tried.",
+                stacklevel=4,  # the caller of run, which is decorated
+            )
+        else:
+            return one, many
+    one, many = (_program(names, settings.bias_correction, n) for n in lengths)
+    return one, many
+
+
+@functools.cache
+def _compiled(names: tuple[str, ...], bias_correction: bool, length: int, replicas: int) -> _Advance:
+    """Compile a program by running it once, on a state that nobody needs."""
+    # Each program has a cache of its own, where torch knows how: else all would count against one limit.
+    own = "isolate_recompiles" in inspect.signature(torch.compile).parameters
+    options: dict[str, Any] = {"isolate_recompiles": True} if own else {}
+    # One thread: a step is a few microseconds of work, and threads would wait for one another many times as long.
+    options["options"] = {"cpp.threads": 1}
+    program = _program(names, bias_correction, length)
+    compiled = cast(_Advance, torch.compile(program, fullgraph=True, dynamic=False, **options))
+    settings = Settings(steps=length, replicas=replicas)
+    state = torch.zeros(sum(len(METHODS[n]) for n in names), replicas, dtype=torch.float64, device="cpu")
+    _, rare = next(samples(settings))
+    compiled(state, rare, torch.tensor(1.0, dtype=torch.float64, device="cpu"), _hyper(settings))
+    return compiled
+
+
+# --- checks --------------------------------------------------------------------------------------
+
+
+def _is_number(x: Any) -> bool:
+    return isinstance(x, numbers.Real) and not isinstance(x, bool) and math.isfinite(x)
+
+
+def _is_whole(x: Any) -> bool:
+    return isinstance(x, int) and not isinstance(x, bool)
+
+
+def _require(name: str, value: Any, accepts: Callable[[Any], bool], allowed: str) -> None:
+    if not accepts(value):
+        raise ValueError(f"synthetic: {name} is {value!r}, but must be {allowed}.")

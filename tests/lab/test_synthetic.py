@@ -1,0 +1,403 @@
+"""Figure 1's problem: equal to the optimizer classes, to a simulation in C, and to itself however it is cut up.
+
+The oracle is :func:`trained`, which steps real optimizers, and for long runs a few lines of C; neither shares code with
+the task. All compiled tests use the same two programs (:data:`BASE`), so that they are compiled once.
+"""
+
+import ctypes
+import json
+import shutil
+import subprocess
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo.utils
+from torch import Tensor
+
+import avagrad
+from avagrad.lab.tasks.synthetic import METHODS, Curve, Settings, run, samples
+from avagrad.theory import slack, theorem_alpha
+
+# Steps that hit both ends of [0, 1], and averages that move: a learning rate of 1e-5 does little in a short run.
+BASE = Settings(lr=1e-3, replicas=6, steps=10_000, points=10)
+# Everything is float64, with roots and quotients correctly rounded. Torch takes a bias correction as 1 - beta^t, which
+# loses two digits at first, and each of 10^4 steps may add a rounding of its own: 1e-16 * 10^4 at most.
+CLOSE: dict[str, Any] = {"rtol": 1e-12, "atol": 1e-13}
+SUMS = ("sum_rate", "sum_squared_rate", "sum_rate_squared_gradient")
+
+CLASSES: dict[str, Callable[..., Any]] = {
+    "adam": lambda p, s: torch.optim.Adam(p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps),
+    "amsgrad": lambda p, s: torch.optim.Adam(p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, amsgrad=True),
+    "sgd": lambda p, s: torch.optim.SGD(p, lr=s.lr),
+    "delayed-adam": lambda p, s: avagrad.DelayedAdam(
+        p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, bias_correction=s.bias_correction
+    ),
+    "avagrad": lambda p, s: avagrad.AvaGrad(
+        p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, bias_correction=s.bias_correction
+    ),
+}
+
+
+def all_samples(settings: Settings) -> Tensor:
+    return torch.cat([rare for _, rare in samples(settings)])
+
+
+def trained(name: str, settings: Settings, replicas: int) -> Tensor:
+    """Return ``w_1 .. w_{T+1}`` of the first replicas, (T + 1, R), from the optimizer class."""
+    # AvaGrad's norm runs over a whole model, so a replica needs an optimizer of its own; the others are element-wise.
+    sizes = [1] * replicas if name == "avagrad" else [replicas]
+    params = [torch.nn.Parameter(torch.full((n,), settings.w1, dtype=torch.float64)) for n in sizes]
+    optimizers = [CLASSES[name]([p], settings) for p in params]
+    path = [torch.cat([p.detach() for p in params])]
+    for rare in all_samples(settings)[:, :replicas]:
+        for p, opt, seen in zip(params, optimizers, torch.split(rare, sizes), strict=True):
+            p.grad = torch.where(seen, settings.C * p.detach(), -1.0)
+            opt.step()
+            with torch.no_grad():
+                p.clamp_(0, 1)
+        path.append(torch.cat([p.detach() for p in params]))
+    return torch.stack(path)
+
+
+def expect_curve(curve: Curve, path: Tensor, settings: Settings) -> None:
+    """Compare a curve with the iterates that it should have come from."""
+    replicas = path.shape[1]
+    p = (1 + settings.delta) / (settings.C + 1)
+    squared = (p * settings.C * path - (1 - p)) ** 2
+    for i, t in enumerate(curve.steps.tolist()):
+        torch.testing.assert_close(curve.w[i, :replicas], path[t], **CLOSE)
+        torch.testing.assert_close(curve.mean_w[i, :replicas], path[:t].mean(0), **CLOSE)
+        torch.testing.assert_close(curve.mean_squared_gradient[i, :replicas], squared[:t].mean(0), **CLOSE)
+
+
+# --- the oracle: the optimizer classes -----------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def curves() -> dict[str, Curve]:
+    return run(BASE)
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_compiled_steps_are_those_of_the_optimizer_class(name: str, curves: dict[str, Curve]) -> None:
+    path = trained(name, BASE, 2 if name == "avagrad" else BASE.replicas)
+    assert curves[name].steps[-1] == BASE.steps
+    assert path.std() > 0.01  # it went somewhere
+    expect_curve(curves[name], path, BASE)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"bias_correction": False}, {"C": 20.0, "delta": 0.5, "beta2": 0.5, "eps": 0.1, "w1": 0.0}, {"beta2": 0.0}],
+    ids=str,
+)
+@pytest.mark.parametrize("name", METHODS)
+def test_eager_steps_are_those_of_the_optimizer_class(name: str, options: dict[str, Any]) -> None:
+    settings = Settings(**{"lr": 1e-2, "replicas": 3, "steps": 300, "points": 30, "compile": False} | options)
+    expect_curve(run(settings, [name])[name], trained(name, settings, 3), settings)
+
+
+def test_without_bias_correction_the_first_step_of_delayed_adam_is_lr_over_eps() -> None:
+    settings = Settings(steps=1, replicas=2, bias_correction=False, compile=False)
+    curve = run(settings, ["delayed-adam"])["delayed-adam"]
+    assert curve.w.tolist() == [[1.0, 1.0]]  # a thousand, clamped
+    torch.testing.assert_close(curve.sum_rate, torch.full((1, 2), 1e-5 / 1e-8, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("bias_correction", [True, False])
+def test_sums_of_rates(bias_correction: bool) -> None:
+    settings = Settings(
+        lr=1e-2, C=20.0, replicas=4, steps=200, points=9, compile=False, bias_correction=bias_correction
+    )
+    curves, rare = run(settings), all_samples(settings)
+    for name in ("delayed-adam", "avagrad", "sgd"):
+        path = trained(name, settings, 4)[:-1]
+        g = torch.where(rare, settings.C * path, -1.0)
+        rate = torch.full_like(path, settings.lr)  # in one dimension AvaGrad's gamma takes eta away again
+        if name == "delayed-adam":
+            v = torch.zeros(4, dtype=torch.float64)
+            for t in range(200):
+                v_hat = v / (1 - settings.beta2**t) if bias_correction and t else v
+                rate[t] = settings.lr / (v_hat.sqrt() + settings.eps)
+                v = settings.beta2 * v + (1 - settings.beta2) * g[t] ** 2
+        if name != "sgd" and bias_correction:
+            rate[0] = 0  # there is no estimate of the second moment yet
+        at = curves[name].steps - 1
+        slope = settings.problem.gradient(path)
+        for key, terms in zip(SUMS, (rate, rate**2, rate * slope**2), strict=True):
+            torch.testing.assert_close(getattr(curves[name], key), terms.cumsum(0)[at], **CLOSE)
+    for name in ("adam", "amsgrad"):
+        assert all(getattr(curves[name], key) is None for key in SUMS)
+
+
+# --- Theorem 2, where it says something ----------------------------------------------------------
+
+
+def test_the_bound_holds_and_is_small(curves: dict[str, Curve]) -> None:
+    """At C = 9 and the theorem's learning rate; the paper's own C = 999 has a bound above all possible values."""
+    base = replace(BASE, C=9.0, eps=0.1, w1=0.0, steps=200_000, points=1)
+    constants = base.problem.constants(base.w1)
+    settings = replace(base, lr=theorem_alpha(1.0, base.steps, constants))
+    found = run(settings)
+    slacks = {}
+    for name in ("delayed-adam", "avagrad", "sgd"):
+        curve = found[name]
+        bound = curve.bound(settings)
+        assert bound is not None
+        assert curve.sum_rate is not None
+        assert curve.sum_rate_squared_gradient is not None
+        assert 0.007 < bound[-1].mean() < 0.02
+        slacks[name] = slack(bound[-1], (curve.sum_rate_squared_gradient / curve.sum_rate)[-1])
+    # In one dimension AvaGrad is SGD, to its dead first step. Measured: 2.02, 2.02, 2.02.
+    assert slacks == {name: pytest.approx(2.0, abs=0.2) for name in slacks}
+    assert found["adam"].bound(settings) is None
+    at_the_papers = BASE.problem.constants(BASE.w1)
+    hopeless = replace(BASE, w1=0.0)
+    bound = run(hopeless)["sgd"].bound(hopeless)
+    assert bound is not None
+    assert bound[-1].mean() > hopeless.problem.largest_gradient**2
+    assert at_the_papers.Ginf == 999
+
+
+# --- the oracle: a simulation in C, and Figure 1 -------------------------------------------------
+
+SOURCE = r"""
+#include <math.h>
+#include <stdint.h>
+/* method 0: Adam, 1: AMSGrad, 2: Delayed Adam. Means over w_1 .. w_T of w and of the squared gradient. */
+void simulate(int method, const uint8_t *rare, long T, long R, double w1, double C, double p, double lr, double beta2,
+              double eps, double *mean_w, double *mean_squared) {
+    for (long r = 0; r < R; r++) {
+        double w = w1, v = 0, largest = 0, sum_w = 0, sum_squared = 0, power = 1;
+        for (long t = 1; t <= T; t++) {
+            double slope = p * C * w - (1 - p), g = rare[(t - 1) * R + r] ? C * w : -1.0;
+            sum_w += w;
+            sum_squared += slope * slope;
+            double before = v, before_correction = 1 - power;
+            v = beta2 * v + (1 - beta2) * g * g;
+            largest = fmax(largest, v);
+            power *= beta2;
+            if (method == 2) {
+                if (t > 1) w -= lr * g / (sqrt(before / before_correction) + eps);
+            } else
+                w -= lr * g / (sqrt((method ? largest : v) / (1 - power)) + eps);
+            w = fmin(fmax(w, 0), 1);
+        }
+        mean_w[r] = sum_w / T;
+        mean_squared[r] = sum_squared / T;
+    }
+}
+"""
+IN_C = ("adam", "amsgrad", "delayed-adam")
+Simulate = Callable[[str, Settings], tuple[Tensor, Tensor]]
+
+
+@pytest.fixture(scope="module")
+def simulate(tmp_path_factory: pytest.TempPathFactory) -> Simulate:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        pytest.skip("needs a C compiler")
+    folder: Path = tmp_path_factory.mktemp("simulation")
+    (folder / "simulate.c").write_text(SOURCE)
+    library = folder / "simulate.so"
+    subprocess.run([compiler, "-O2", "-shared", "-fPIC", "-o", library, folder / "simulate.c", "-lm"], check=True)
+    function = ctypes.CDLL(str(library)).simulate
+
+    def call(name: str, s: Settings) -> tuple[Tensor, Tensor]:
+        rare = all_samples(s).to(torch.uint8).contiguous()
+        means = torch.zeros(2, s.replicas, dtype=torch.float64)
+        numbers = (s.w1, s.C, (1 + s.delta) / (s.C + 1), s.lr, s.beta2, s.eps)
+        function(
+            IN_C.index(name),
+            ctypes.c_void_p(rare.data_ptr()),
+            ctypes.c_long(s.steps),
+            ctypes.c_long(s.replicas),
+            *(ctypes.c_double(x) for x in numbers),
+            ctypes.c_void_p(means[0].data_ptr()),
+            ctypes.c_void_p(means[1].data_ptr()),
+        )
+        return means[0], means[1]
+
+    return call
+
+
+# The average squared gradient after 10^6 steps, in thousandths, between which the mean over replicas lies.
+FIGURE_1 = {
+    0.5: {"adam": (800, 930), "amsgrad": (0, 20), "delayed-adam": (0, 20)},
+    0.0: {"adam": (700, 820), "amsgrad": (300, 420), "delayed-adam": (30, 80)},
+}
+
+
+@pytest.mark.parametrize("w1", FIGURE_1)
+def test_figure_1(w1: float, simulate: Simulate) -> None:
+    """The simulation has the figure's shape after all 10^6 steps; the task equals it over the first 10^5."""
+    full = Settings(w1=w1, replicas=BASE.replicas)
+    for name, (low, high) in FIGURE_1[w1].items():
+        _, squared = simulate(name, full)
+        assert low < 1000 * squared.mean() < high, (name, squared.mean())
+    part = replace(full, steps=100_000, points=1)
+    found = run(part)  # with all methods: these programs are compiled
+    for name in IN_C:
+        mean_w, squared = simulate(name, part)
+        # C's powers are products, and its sums, as ours, of 10^5 terms, each with a rounding.
+        torch.testing.assert_close(found[name].mean_w[-1], mean_w, rtol=1e-10, atol=0)
+        torch.testing.assert_close(found[name].mean_squared_gradient[-1], squared, rtol=1e-9, atol=1e-13)
+
+
+def test_in_one_dimension_avagrad_is_sgd_after_its_first_step(curves: dict[str, Curve]) -> None:
+    ours, sgd = curves["avagrad"].sum_rate, curves["sgd"].sum_rate
+    assert ours is not None
+    assert sgd is not None
+    torch.testing.assert_close(ours, sgd - BASE.lr, **CLOSE)
+
+
+# --- however it is cut up ------------------------------------------------------------------------
+
+
+def test_blocks_and_points_change_nothing() -> None:
+    """Bit for bit; with 0.9 blocks start after 400 steps, and 1003 = 4 * 250 + 3 leaves a rest."""
+    settings = replace(BASE, beta2=0.9, steps=1003, points=1)
+    whole = run(settings)
+    for other in (replace(settings, block=1), replace(settings, points=97), replace(settings, points=1003)):
+        cut = run(other)
+        for name in METHODS:
+            assert cut[name].steps[-1] == 1003
+            for key in ("w", "mean_w", "mean_squared_gradient", *SUMS):
+                mine, theirs = getattr(whole[name], key), getattr(cut[name], key)
+                assert (mine is None) == (theirs is None)
+                assert mine is None or torch.equal(mine[-1], theirs[-1]), (name, key, other)
+    many, few = run(replace(settings, points=1003))["adam"], run(replace(settings, points=10))["adam"]
+    assert torch.equal(many.mean_w[few.steps - 1], few.mean_w)
+
+
+@pytest.mark.parametrize("block", [2, 5, 16])
+def test_eager_blocks_of_any_length(block: int) -> None:
+    settings = Settings(lr=0.01, beta2=0.5, steps=203, replicas=2, points=3, compile=False)
+    one, other = run(replace(settings, block=1)), run(replace(settings, block=block))
+    for name in METHODS:
+        assert torch.equal(one[name].mean_squared_gradient, other[name].mean_squared_gradient)
+
+
+def test_other_numbers_are_not_compiled_again(curves: dict[str, Curve]) -> None:
+    """They are tensors; were one of them baked into the programs, the results would be those of another setting."""
+    other = replace(BASE, C=20.0, delta=0.5, lr=0.01, beta2=0.8, eps=0.1, w1=0.9, steps=500, points=5)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    compiled, eager = run(other), run(replace(other, compile=False))
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    for name in METHODS:
+        for key in ("w", "mean_w", "mean_squared_gradient", *SUMS):
+            torch.testing.assert_close(getattr(compiled[name], key), getattr(eager[name], key), **CLOSE)
+
+
+def test_a_method_does_not_depend_on_the_others() -> None:
+    settings = replace(BASE, steps=500, points=5, compile=False)
+    alone, together = run(settings, ["delayed-adam"]), run(settings)
+    assert list(alone) == ["delayed-adam"]
+    assert torch.equal(alone["delayed-adam"].mean_w, together["delayed-adam"].mean_w)
+
+
+def test_recorded_steps() -> None:
+    assert Settings(steps=1_000_000, points=4).recorded == [1, 250_000, 500_000, 750_000, 1_000_000]
+    assert Settings(steps=7, points=100).recorded == [1, 2, 3, 4, 5, 6, 7]
+    assert Settings(steps=1, points=1).recorded == [1]
+
+
+def test_seeds() -> None:
+    settings = replace(BASE, steps=400, points=2)
+    one, same, other = run(settings), run(settings), run(replace(settings, seed=1))
+    for name in METHODS:
+        assert torch.equal(one[name].mean_w, same[name].mean_w)
+        assert not torch.equal(one[name].mean_w, other[name].mean_w)
+
+
+def test_samples() -> None:
+    settings = Settings(steps=50_000, replicas=10)
+    rare = all_samples(settings)
+    assert rare.double().mean().item() == pytest.approx(0.002, rel=0.2)  # six standard deviations
+    assert torch.equal(rare[:9000], all_samples(replace(settings, steps=9000)))
+    assert (rare.sum(0) > 0).all()
+    assert not torch.equal(rare[:, 0], rare[:, 1])
+
+
+# --- manners -------------------------------------------------------------------------------------
+
+
+def test_rows_are_json(curves: dict[str, Curve]) -> None:
+    curve = curves["delayed-adam"]
+    rows = curve.rows(quantiles=(0.0, 0.25, 1.0))
+    assert json.loads(json.dumps(rows)) == rows
+    assert [row["step"] for row in rows] == curve.steps.tolist()
+    last = rows[-1]["mean_w"]
+    assert list(last) == ["mean", "q0", "q25", "q100"]
+    assert last["mean"] == pytest.approx(curve.mean_w[-1].mean().item())
+    assert last["q100"] == curve.mean_w[-1].max().item()
+    assert "sum_rate" in rows[0]
+    assert "sum_rate" not in curves["adam"].rows()[0]
+
+
+def test_progress() -> None:
+    told: list[tuple[str, int, int]] = []
+    run(Settings(steps=5000, replicas=1, compile=False), ["sgd"], lambda *args: told.append(args))
+    assert told == [("compile", 0, 5000), ("run", 0, 5000), ("run", 4096, 5000), ("run", 5000, 5000)]
+
+
+def test_where_nothing_can_be_compiled_it_says_so_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    settings = Settings(steps=50, replicas=7, lr=0.01)
+
+    def fails(*args: Any, **kwargs: Any) -> Any:
+        raise RuntimeError("No working C++ compiler found\nand a long story")
+
+    monkeypatch.setattr(torch, "compile", fails)
+    with pytest.warns(UserWarning, match=r"torch.compile does not work here.*\(No working C\+\+ compiler found\)"):
+        found = run(settings, ["adam"])
+    assert torch.equal(found["adam"].w, run(replace(settings, compile=False), ["adam"])["adam"].w)
+
+
+@pytest.mark.parametrize(
+    ("options", "sentence"),
+    [
+        ({"w1": 1.5}, "synthetic: w1 is 1.5, but must be a number from 0 to 1."),
+        ({"lr": float("nan")}, "synthetic: lr is nan, but must be a finite number of at least 0."),
+        ({"eps": 0.0}, "synthetic: eps is 0.0, but must be a finite number above 0."),
+        ({"beta2": 1.0}, "synthetic: beta2 is 1.0, but must be a number from 0 up to, not including, 1."),
+        ({"beta2": "0.9"}, "synthetic: beta2 is '0.9', but must be a number from 0 up to, not including, 1."),
+        ({"steps": 0}, "synthetic: steps is 0, but must be a whole number of at least 1."),
+        ({"replicas": 2.0}, "synthetic: replicas is 2.0, but must be a whole number of at least 1."),
+        ({"points": True}, "synthetic: points is True, but must be a whole number of at least 1."),
+        ({"block": -1}, "synthetic: block is -1, but must be a whole number of at least 1."),
+        ({"seed": -1}, "synthetic: seed is -1, but must be a whole number from 0 to 2^63 - 1."),
+        ({"compile": 1}, "synthetic: compile is 1, but must be True or False."),
+        ({"C": None}, "synthetic: C is None, but must be a finite number."),
+        ({"C": 0.5}, "C is 0.5, but must be finite and above delta = 1"),
+        ({"delta": -1.0}, "delta is -1.0, but must be above 0"),
+    ],
+    ids=str,
+)
+def test_refused_settings(options: dict[str, Any], sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the sentence is compared below)
+        Settings(**options)
+    assert sentence in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("methods", "sentence"),
+    [
+        (["adma"], "a method is 'adma', which is not known; did you mean 'adam'? There are: adam, amsgrad, "),
+        (["sgd", "delayed_adam"], "did you mean 'delayed-adam'?"),
+        ([], "synthetic: methods is empty, but must name at least one method."),
+        ("adam", "synthetic: methods is 'adam', but must be a list of names."),
+    ],
+)
+def test_refused_methods(methods: Any, sentence: str) -> None:
+    with pytest.raises(ValueError) as refused:  # noqa: PT011 (the sentence is compared below)
+        run(Settings(steps=1), methods)
+    assert sentence in str(refused.value)
+
+
+def test_refused_quantiles(curves: dict[str, Curve]) -> None:
+    with pytest.raises(ValueError, match=r"a quantile is 10, but must be a number from 0 to 1\."):
+        curves["adam"].rows(quantiles=(10,))
