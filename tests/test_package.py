@@ -94,7 +94,7 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
             assert top in sys.stdlib_module_names | allowed or name.startswith("avagrad.optim"), (path, name)
 
 
-# Packages from top to bottom: each may import what stands to its right in its line, itself, and nothing of ours besides.
+# Packages from top to bottom: each may import what its line names, itself, and nothing of ours besides.
 BELOW = {
     "cli": {"progress", "lab", "theory", "bench"},
     "progress": {"lab"},
