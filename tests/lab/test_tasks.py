@@ -184,6 +184,11 @@ def test_every_method_learns_the_digits(tmp_path: Any, optimizer: str) -> None:
     assert train(configure("digits", optimizer, threads=1), tmp_path / "run")["test"]["error"] <= 5
 
 
+def test_characters_are_learnt(tmp_path: Any) -> None:
+    result = train(configure("chars"), tmp_path / "run")
+    assert result["test"]["error"] < 2.6
+
+
 def test_missing_scikit_learn_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "sklearn.datasets", None)
     with pytest.raises(ModuleNotFoundError, match="pip install scikit-learn"):

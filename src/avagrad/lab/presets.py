@@ -43,7 +43,9 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         ),
     },
     "chars": {
-        "quick": _preset(ours={"epochs": 4, "milestones": (3,), "factor": 0.1, "weight_decay": 1.2e-6, "clip": 0.25}),
+        "quick": _preset(
+            ours={"epochs": 4, "milestones": (3,), "factor": 0.1, "weight_decay": 1.2e-6, "clip": 0.25, "threads": 1}
+        ),
         "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AS_ITS_MODEL),
         "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AS_ITS_MODEL),
     },
