@@ -16,7 +16,7 @@ from avagrad.lab.config import Config, configure
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.trainer import Stopped, Watcher, train
 
-__all__ = ["OPTIONS", "main", "parse_settings", "run"]
+__all__ = ["OPTIONS", "config_of", "main", "parse_settings", "run"]
 
 # One table for both command lines: name, type, what it is.
 OPTIONS: dict[str, tuple[type, str]] = {
@@ -70,7 +70,12 @@ def _milestones(text: str) -> tuple[int, ...]:
         raise ValueError(f"milestones is {text!r}, but must be epochs with commas between them, or 'none'.") from None
 
 
-def _config(task: str, given: dict[str, Any], options: Sequence[str], optimizer_options: Sequence[str]) -> Config:
+def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimizer_options: Sequence[str]) -> Config:
+    """Put together the run that a command line asks for; ``given`` has the keys of OPTIONS.
+
+    >>> config_of("digits", dict.fromkeys(OPTIONS) | {"milestones": "2,4"}, ["model=conv"], []).milestones
+    (2, 4)
+    """
     settings = {name: given[name] for name in ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads")}
     if given.get("milestones") is not None:
         settings["milestones"] = _milestones(given["milestones"])
@@ -120,7 +125,7 @@ def run(
     given = {name: given.get(name) for name in OPTIONS}
     if resume and given["out"] is None:
         raise ValueError("resume is asked for without out: name the folder of the run that is to go on.")
-    config = _config(task, given, options, optimizer_options)
+    config = config_of(task, given, options, optimizer_options)
     out = Path(given["out"]) if given["out"] is not None else _free_folder(config)
     save_every = 30.0 if given["save_every"] is None else given["save_every"]
     result = train(

@@ -1,0 +1,92 @@
+"""The network of the paper's ImageNet experiment: ResNet-50, as torchvision has it.
+
+The stride of a block is in its 3 x 3 convolution (the original paper has it in the first 1 x 1). The names of the
+parameters are torchvision's, so weights can be copied in both directions. So is the start: convolutions normal with
+variance 2 / (k k outputs), BatchNorm at scale 1 and shift 0, the linear layer as torch's.
+"""
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+__all__ = ["Bottleneck", "ResNet"]
+
+_EXPANSION = 4  # a block's output is so many times as wide as its middle
+
+
+class Bottleneck(nn.Module):
+    """Convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1, each with BatchNorm, and around them a shortcut.
+
+    >>> Bottleneck(64, 16, stride=2)(torch.zeros(1, 64, 6, 6)).shape
+    torch.Size([1, 64, 3, 3])
+    """
+
+    def __init__(self, before: int, middle: int, stride: int = 1) -> None:
+        super().__init__()
+        after = _EXPANSION * middle
+        self.conv1 = nn.Conv2d(before, middle, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(middle)
+        self.conv2 = nn.Conv2d(middle, middle, 3, stride=stride, padding=1, bias=False)
+        self.bn2 = nn.BatchNorm2d(middle)
+        self.conv3 = nn.Conv2d(middle, after, 1, bias=False)
+        self.bn3 = nn.BatchNorm2d(after)
+        self.downsample: nn.Sequential | None = None
+        if stride != 1 or before != after:
+            self.downsample = nn.Sequential(
+                nn.Conv2d(before, after, 1, stride=stride, bias=False), nn.BatchNorm2d(after)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the input, or its projection, and what the convolutions add to it, after a ReLU."""
+        added = F.relu(self.bn1(self.conv1(x)))
+        added = F.relu(self.bn2(self.conv2(added)))
+        added = self.bn3(self.conv3(added))
+        return F.relu(added + (x if self.downsample is None else self.downsample(x)))
+
+
+class ResNet(nn.Module):
+    """ResNet-50: ``layers`` are the numbers of blocks in the four groups, and (3, 4, 23, 3) makes it a ResNet-101.
+
+    With ``zero_init`` the last BatchNorm of each block starts at scale 0, so that a block starts as its shortcut.
+
+    >>> with torch.device("meta"):
+    ...     model = ResNet()
+    >>> sum(p.numel() for p in model.parameters())
+    25557032
+    >>> ResNet(classes=10, layers=(1, 1, 1, 1), width=8)(torch.zeros(2, 3, 64, 64)).shape
+    torch.Size([2, 10])
+    """
+
+    def __init__(
+        self, classes: int = 1000, layers: Sequence[int] = (3, 4, 6, 3), width: int = 64, zero_init: bool = False
+    ) -> None:
+        if len(layers) != 4 or min(layers) < 1:
+            raise ValueError(f"layers is {tuple(layers)}, but must be four numbers of at least 1.")
+        super().__init__()
+        self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
+        self.bn1 = nn.BatchNorm2d(width)
+        before = width
+        for group, blocks in enumerate(layers):
+            middle = width << group
+            strides = [1 if group == 0 else 2] + [1] * (blocks - 1)
+            made = []
+            for stride in strides:
+                made.append(Bottleneck(before, middle, stride))
+                before = _EXPANSION * middle
+            self.add_module(f"layer{group + 1}", nn.Sequential(*made))
+        self.fc = nn.Linear(before, classes)
+        for layer in self.modules():
+            if isinstance(layer, nn.Conv2d):
+                nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
+            elif isinstance(layer, Bottleneck) and zero_init:
+                nn.init.zeros_(layer.bn3.weight)
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return the scores of the classes."""
+        x = F.relu(self.bn1(self.conv1(images)))
+        x = F.max_pool2d(x, 3, stride=2, padding=1)
+        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
+            x = group(x)
+        scores: Tensor = self.fc(x.mean((2, 3)))
+        return scores
