@@ -180,7 +180,7 @@ class _Run:
             self._save_if_it_is_time()
         return self._finished()
 
-    def _one_step(self, order: torch.Tensor | None, index: int) -> float:
+    def _one_step(self, order: Any, index: int) -> float:
         self.model.train()
         loss, self.carry = self.task.loss(self.model, self.task.batch(order, index), self.carry, self.noise)
         self.step += 1

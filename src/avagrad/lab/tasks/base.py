@@ -72,6 +72,8 @@ class Task(ABC):
     seed: int = field(default=0, metadata={"of": "run"})
     device: str = field(default="cpu", metadata={"of": "run"})
     dtype: torch.dtype = field(default=torch.float32, metadata={"of": "run"})
+    rank: int = field(default=0, metadata={"of": "run"})  # of the processes that share a run, and a batch
+    world: int = field(default=1, metadata={"of": "run"})
     batch_size: int = 64
     full: bool = False  # train on the validation part, too: for final runs, after all choices have been made
 
@@ -116,13 +118,13 @@ class Task(ABC):
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
 
-    def order(self, epoch: int) -> Tensor | None:
-        """Return the order of an epoch, if it has one: a function of the seed and the number alone."""
+    def order(self, epoch: int) -> Any:
+        """Return what an epoch's batches are taken from: a function of the seed and the number alone."""
         return None
 
     @abstractmethod
-    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
-        """Return one batch of an epoch."""
+    def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
+        """Return one batch of an epoch, on the device; batches are asked for in turn, starting anywhere."""
 
     @property
     def remarks(self) -> tuple[str, ...]:

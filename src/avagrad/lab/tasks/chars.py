@@ -105,7 +105,7 @@ class Chars(Task):
         dropouts = Dropouts(self.weight_drop, self.dropout_outside, self.dropout_between, self.dropout_embedding)
         return CharLSTM(len(self.alphabet), self.embedding, self.hidden, self.layers, dropouts)
 
-    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: None, index: int) -> tuple[Tensor, ...]:
         """Return the next piece of the rows, and the same one character further on."""
         return self._piece(self.rows["train"], index)
 

@@ -80,9 +80,8 @@ class Digits(Task):
         generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
         return torch.randperm(len(self.parts["train"][1]), generator=generator).to(self.device)
 
-    def batch(self, order: Tensor | None, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
         """Return one batch of an epoch: images and labels."""
-        assert order is not None
         images, labels = self.parts["train"]
         chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
         return images[chosen], labels[chosen]
