@@ -13,14 +13,15 @@ from rich.console import Console
 from rich.table import Table
 
 from avagrad import __version__, bench
-from avagrad.lab.command import FLAGS, OPTIONS, run, summary
+from avagrad.lab.command import FLAGS, OPTIONS, SETTINGS, run, summary
+from avagrad.lab.environment import about
 from avagrad.lab.folder import RunFolder, write_whole
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.trainer import Stopped, about
+from avagrad.lab.trainer import Stopped
 from avagrad.progress import Bar
 
 __all__ = ["app", "main"]
@@ -65,6 +66,10 @@ def train(
     ] = None,
     device: Annotated[str, _option("device")] = "cpu",
     threads: Annotated[int | None, _option("threads")] = None,
+    precision: Annotated[str | None, _option("precision")] = None,
+    no_graph: Annotated[bool, typer.Option("--no-graph", help=SETTINGS["no_graph"])] = False,
+    compile: Annotated[bool, typer.Option("--compile", help=SETTINGS["compile"])] = False,
+    deterministic: Annotated[bool, typer.Option("--deterministic", help=SETTINGS["deterministic"])] = False,
     save_every: Annotated[float, _option("save_every")] = 30.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help=FLAGS["tensorboard"])] = False,
     download: Annotated[bool, typer.Option("--download", help=FLAGS["download"])] = False,

@@ -57,7 +57,7 @@ class Bar(Watcher):
         """See a run begin, or go on."""
         self.at(f"{config.task}, {config.optimizer}", done, total)
 
-    def stepped(self, done: int, loss: float) -> None:
+    def stepped(self, done: int) -> None:
         """See a step."""
         self.bar.update(self.task, completed=done)
 

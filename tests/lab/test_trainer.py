@@ -77,7 +77,7 @@ class StopAt(Watcher):
     def __init__(self, *steps: int, number: signal.Signals = signal.SIGTERM) -> None:
         self.steps, self.number = set(steps), number
 
-    def stepped(self, done: int, loss: float) -> None:
+    def stepped(self, done: int) -> None:
         if done in self.steps:
             self.steps.remove(done)
             os.kill(os.getpid(), self.number)
@@ -188,7 +188,7 @@ def test_what_is_set_for_a_run_is_as_before_after_it(tmp_path: Path, threads: in
     inside: list[tuple[Any, ...]] = []
 
     class Look(Watcher):
-        def stepped(self, done: int, loss: float) -> None:
+        def stepped(self, done: int) -> None:
             inside.append(now())
 
     before = now()
@@ -223,9 +223,9 @@ def test_the_number_of_threads_is_the_first_ones(tmp_path: Path, monkeypatch: py
     seen: list[int] = []
 
     class Count(StopAt):
-        def stepped(self, done: int, loss: float) -> None:
+        def stepped(self, done: int) -> None:
             seen.append(torch.get_num_threads())
-            super().stepped(done, loss)
+            super().stepped(done)
 
     with pytest.raises(Stopped):
         train(small("digits", threads=2), tmp_path / "run", watcher=Count(1))

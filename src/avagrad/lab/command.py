@@ -33,6 +33,7 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "seed": (int, "fixes everything that is random"),
     "device": (str, "cpu, cuda, ..."),
     "threads": (int, "how many threads torch computes with"),
+    "precision": (str, "float32, tf32 or bf16; on a GPU the task's own, if not given"),
     "out": (str, "the folder of the run"),
     "save_every": (float, "seconds between checkpoints"),
 }
@@ -92,6 +93,10 @@ def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimize
         task_options=parse_settings(options, "option"),
         optimizer_options=parse_settings(optimizer_options, "optimizer-option"),
         no_clipping=no_clipping,
+        precision=given.get("precision"),
+        graph=False if given.get("no_graph") else None,
+        compile=bool(given.get("compile")),
+        deterministic=bool(given.get("deterministic")),
         **settings,
     )
 
@@ -122,7 +127,7 @@ def run(
     >>> result["steps"]
     15
     """
-    given = {name: given.get(name) for name in OPTIONS}
+    given = {name: given.get(name) for name in (*OPTIONS, *SETTINGS)}
     if resume and given["out"] is None:
         raise ValueError("resume is asked for without out: name the folder of the run that is to go on.")
     config = config_of(task, given, options, optimizer_options)
@@ -186,8 +191,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
     parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the task")
     parser.add_argument("--optimizer-option", action="append", default=[], metavar="NAME=VALUE", help="of the method")
-    for flag, what in FLAGS.items():
-        parser.add_argument(f"--{flag}", action="store_true", help=what)
+    for flag, what in (FLAGS | SETTINGS).items():
+        parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)
     asked = vars(parser.parse_args(arguments))
     began = time.monotonic()
     try:
@@ -210,6 +215,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
+SETTINGS = {
+    "no_graph": "on a GPU, do not record the step as a graph",
+    "compile": "compile the model (torch.compile)",
+    "deterministic": "on a GPU, compute the same bits in every run",
+}
 FLAGS = {
     "resume": "go on with the run in --out",
     "tensorboard": "also write events for TensorBoard",

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from avagrad.lab.methods import Sourced, method
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS, default_preset
+from avagrad.lab.stepping import PRECISIONS
 from avagrad.lab.tasks import task_class
 
 __all__ = ["Config", "configure"]
@@ -37,6 +39,10 @@ class Config:
     seed: int
     device: str
     threads: int
+    precision: str = "float32"  # or tf32 (matrix products on CUDA), or bf16 (autocast)
+    graph: bool = False  # on CUDA: the whole step as one graph
+    compile: bool = False  # the model, by torch.compile
+    deterministic: bool = False  # on CUDA: the same bits in every run; a CPU's always are
     data: str | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -95,12 +101,17 @@ def configure(
     task_options: Mapping[str, Any] | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
     no_clipping: bool = False,
+    precision: str | None = None,
+    graph: bool | None = None,
+    compile: bool = False,
+    deterministic: bool = False,
     **given: Any,
 ) -> Config:
     """Put a run together: what is given, else what the preset has for this method and task, else the defaults.
 
     ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip and threads; None is the same as
-    nothing. ``no_clipping`` turns a preset's clipping off.
+    nothing. ``no_clipping`` turns a preset's clipping off. On CUDA ``precision`` is the task's (bf16 for images, tf32
+    for texts) unless it is given, and the step is recorded as a graph where the task allows it.
 
     >>> config = configure("chars", "adam", preset="paper", seed=3)
     >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
@@ -137,7 +148,12 @@ def configure(
         values["eps"] = Sourced(None, "default")
     if "lr" not in values:
         values["lr"] = _asked_for("lr", record.name, task, preset)
+    on_cuda = device.startswith("cuda")
     config = Config(
+        precision=precision or (cls.precision_on_cuda if on_cuda else "float32"),
+        graph=(on_cuda and cls.fits_a_graph and not _is_shared()) if graph is None else graph,
+        compile=compile,
+        deterministic=deterministic,
         task=task,
         optimizer=optimizer,
         preset=preset,
@@ -167,6 +183,11 @@ def optimizer_arguments(config: Config) -> dict[str, Any]:
     return arguments
 
 
+def _is_shared() -> bool:
+    """Tell whether several processes share the run (torchrun)."""
+    return int(os.environ.get("WORLD_SIZE", "1")) > 1
+
+
 def _asked_for(name: str, optimizer: str, task: str, preset: str) -> Sourced:
     raise ValueError(f"{name}: no source gives one for {optimizer} on {task} with the preset {preset!r}: give it.")
 
@@ -194,6 +215,12 @@ def _check(config: Config) -> None:
     rises = sorted(set(config.milestones)) == list(config.milestones)
     whole = all(is_whole(milestone, 1) for milestone in config.milestones)
     refuse_unless("milestones", rises and whole, "epochs in rising order, each a whole number of at least 1")
+    refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+    on_cuda = config.device.startswith("cuda")
+    refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
+    refuse_unless("graph", on_cuda or not config.graph, "False on a device other than CUDA")
+    fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
+    refuse_unless("graph", fits, f"False for {config.task}, and where several processes share a run")
     try:
         torch.empty(0, device=config.device)
     except Exception as error:

@@ -20,7 +20,7 @@ from typing import IO, Any
 
 import torch
 
-__all__ = ["RunFolder", "read_metrics", "write_whole"]
+__all__ = ["Follower", "RunFolder", "read_metrics", "write_whole"]
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 # What a process that was killed while it wrote one of them leaves.
@@ -216,7 +216,7 @@ class RunFolder:
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint, if there is one, and cut the metrics off where it was taken."""
-        path, metrics = self.path / CHECKPOINT, self.path / METRICS
+        path = self.path / CHECKPOINT
         state: dict[str, Any] | None = None
         if path.exists():
             try:
@@ -227,12 +227,34 @@ class RunFolder:
                     f"{path} cannot be read ({why}); without it the run would start from its beginning: "
                     "remove it if that is wanted."
                 ) from error
-        length = state["metrics_bytes"] if state is not None else 0
+        self._cut_metrics(state["metrics_bytes"] if state is not None else 0)
+        return state
+
+    def _cut_metrics(self, length: int) -> None:
+        metrics = self.path / METRICS
         if metrics.exists() or length:
             if not metrics.exists() or metrics.stat().st_size < length:
                 raise ValueError(f"{metrics} is shorter than when the checkpoint beside it was taken: it was changed.")
             os.truncate(metrics, length)
-        return state
+
+
+class Follower(RunFolder):
+    """The folder as a process sees it that shares a run with the one that writes: it only reads.
+
+    >>> Follower(Path("/nowhere")).append({"step": 1})
+    """
+
+    def write_json(self, name: str, content: dict[str, Any]) -> None:
+        """Leave it to the first process."""
+
+    def append(self, row: dict[str, Any]) -> None:
+        """Leave it to the first process."""
+
+    def save(self, state: dict[str, Any]) -> None:
+        """Leave it to the first process."""
+
+    def _cut_metrics(self, length: int) -> None:
+        """Leave it to the first process."""
 
 
 def _some(names: list[str]) -> str:

@@ -71,18 +71,22 @@ class Method:
         """
         return self.settings.get((task, preset), {})
 
-    def build(self, params: Iterable[Tensor], options: Mapping[str, Any]) -> Optimizer:
+    def build(self, params: Iterable[Tensor], options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; an unknown option is answered with the nearest one.
+
+        On CUDA it is the fused one where there is one, and one that a graph can hold.
 
         >>> METHODS["amsgrad"].build([torch.zeros(1)], {"lr": 0.1}).defaults["amsgrad"]
         True
         """
         known = [name for name in inspect.signature(self.make).parameters if name not in ("self", "params")]
+        for_cuda = {"fused": True if self.make.__module__.startswith("torch.") else None, "capturable": True}
         for name in options:
             if name in self.fixed:
                 raise ValueError(f"optimizer option {name} is fixed at {self.fixed[name]!r} for {self.name}.")
             look_up(f"{self.name}: an optimizer option", name, dict.fromkeys(known))
-        return self.make(params, **self.fixed, **options)
+        extra = {name: value for name, value in for_cuda.items() if on_cuda and name in known and name not in options}
+        return self.make(params, **self.fixed, **options, **extra)
 
 
 def method(name: str) -> Method:

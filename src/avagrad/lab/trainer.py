@@ -13,11 +13,8 @@ scikit-learn, which has the digits).
 
 import contextlib
 import math
-import os
-import platform
 import random
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -27,19 +24,25 @@ from typing import Any
 
 import numpy
 import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
-from avagrad.lab.folder import CONFIG, RunFolder
+from avagrad.lab.environment import about, computing_with
+from avagrad.lab.folder import CONFIG, Follower, RunFolder
 from avagrad.lab.methods import method
+from avagrad.lab.processes import Processes, joined
+from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Score, Task, stream
 
-__all__ = ["Stopped", "Watcher", "about", "train"]
+__all__ = ["Stopped", "Watcher", "train"]
 
 # A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = ("sources", "data", "threads")
+_LOOKS_EVERY = 64  # steps between two looks at a GPU's counters, each of which waits for it
 
 
 class Watcher:
@@ -51,7 +54,7 @@ class Watcher:
     def started(self, config: Config, done: int, total: int) -> None:
         """See a run begin, or go on after ``done`` of ``total`` steps."""
 
-    def stepped(self, done: int, loss: float) -> None:
+    def stepped(self, done: int) -> None:
         """See a step."""
 
     def recorded(self, row: dict[str, Any]) -> None:
@@ -106,10 +109,13 @@ def train(
     """
     if not save_every >= 0:
         raise ValueError(f"save_every is {save_every!r}, but must be a number of seconds of at least 0.")
-    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
-    task = task_class(config.task)(**options, download=download)
-    facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-    with RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=_MAY_DIFFER) as folder:
+    with contextlib.ExitStack() as stack:
+        processes = stack.enter_context(joined(config.device))
+        options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
+        task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
+        facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
+        claim = RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=_MAY_DIFFER)
+        folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
         if (result := folder.read_result()) is not None:
             return result
         written = folder.read_json(CONFIG)
@@ -117,9 +123,12 @@ def train(
             here = repr(config.data) if config.data else "those that come with the task"
             raise ValueError(f"out is {str(out)!r}, whose run was begun on other data than {here}.")
         threads = int(written["config"]["threads"])
-        with _threads(threads), _writer(folder.path if tensorboard else None) as events, _signals() as told:
-            run = _Run(config, task, folder, facts, watcher or Watcher(), events, told, save_every)
-            return run.to_its_end()
+        stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
+        is_first = processes.rank == 0
+        events = stack.enter_context(_writer(folder.path if tensorboard and is_first else None))
+        told = stack.enter_context(_signals())
+        watcher = watcher if watcher is not None and is_first else Watcher()
+        return _Run(config, task, processes, folder, facts, watcher, events, told, save_every).to_its_end()
 
 
 class _Run:
@@ -129,6 +138,7 @@ class _Run:
         self,
         config: Config,
         task: Task,
+        processes: Processes,
         folder: RunFolder,
         facts: dict[str, Any],
         watcher: Watcher,
@@ -136,18 +146,23 @@ class _Run:
         told: "_Told",
         save_every: float,
     ) -> None:
-        self.config, self.task, self.folder, self.facts = config, task, folder, facts
+        self.config, self.task, self.processes, self.folder, self.facts = config, task, processes, folder, facts
         self.watcher, self.events, self.told, self.save_every = watcher, events, told, save_every
         seed = stream(config.seed, "global")
         torch.manual_seed(seed)
         random.seed(seed)
         numpy.random.seed(seed % 2**32)
-        self.noise = torch.Generator(config.device).manual_seed(stream(config.seed, "noise"))
+        self.device = task.device
+        self.on_cuda = torch.device(self.device).type == "cuda"
+        self.noise = torch.Generator(self.device).manual_seed(stream(config.seed, "noise", processes.rank))
         self.model = task.new_model()
-        self.optimizer = method(config.optimizer).build(self.model.parameters(), optimizer_arguments(config))
+        arguments = optimizer_arguments(config)
+        if config.graph:  # which reads the learning rate where it lies
+            self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
+        self.optimizer = method(config.optimizer).build(self.model.parameters(), arguments, on_cuda=self.on_cuda)
         self.carry = task.start(self.model)
+        self.losses = Losses(self.device)
         self.step = 0  # steps taken
-        self.loss_sum, self.losses = 0.0, 0  # since the last record
         self.last: dict[str, Any] = {}  # the last record
         self.best: dict[str, Any] = {}  # of those, the one with the least error
         self.seconds_before = 0.0
@@ -155,6 +170,17 @@ class _Run:
         if (state := folder.load()) is not None:
             self._restore(state)
         self.total = config.epochs * task.steps_per_epoch
+        self.take_step = self._stepper()
+
+    def _stepper(self) -> Step:
+        model: nn.Module = self.model
+        if self.config.compile:
+            model.compile()
+        if self.processes.world > 1:
+            model = DistributedDataParallel(model)
+        kind = GraphStep if self.config.graph else Step
+        options: dict[str, Any] = {"clip": self.config.clip, "precision": self.config.precision}
+        return kind(self.task, model, self.optimizer, self.noise, self.losses, **options)
 
     # --- the loop ---
 
@@ -166,41 +192,35 @@ class _Run:
             epoch, index = divmod(self.step, per_epoch)
             if index == 0:
                 self.carry = self.task.start(self.model)
+            self.take_step.start(self.carry)
             self._set_lr(self.config.lr_at(epoch))
             order = self.task.order(epoch)
+            self.model.train()
             for i in range(index, per_epoch):
-                loss = self._one_step(order, i)
-                if not math.isfinite(loss):
-                    return self._diverged(loss)
-                self.watcher.stepped(self.step, loss)
-                if i + 1 < per_epoch:
-                    self._save_if_it_is_time()
+                self.take_step(self.task.batch(order, i))
+                self.step += 1
+                self.watcher.stepped(self.step)
+                is_last = i + 1 == per_epoch
+                if is_last or not self.on_cuda or self.step % _LOOKS_EVERY == 0:
+                    if self._first_bad():
+                        return self._diverged(self._first_bad())
+                    if not is_last:
+                        self._save_if_it_is_time()
             if not self._record():
-                return self._diverged(math.nan)
+                return self._diverged(self.step)
             self._save_if_it_is_time()
         return self._finished()
 
-    def _one_step(self, order: Any, index: int) -> float:
-        self.model.train()
-        loss, self.carry = self.task.loss(self.model, self.task.batch(order, index), self.carry, self.noise)
-        self.step += 1
-        value = loss.item()
-        if math.isfinite(value):
-            self.optimizer.zero_grad()
-            loss.backward()  # type: ignore[no-untyped-call]
-            if self.config.clip is not None:
-                torch.nn.utils.clip_grad_norm_(self.model.parameters(), self.config.clip)
-            self.optimizer.step()
-            self.loss_sum, self.losses = self.loss_sum + value, self.losses + 1
-        return value
+    def _first_bad(self) -> int:
+        return self.processes.largest(int(self.losses.first_bad.item()))
 
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
-            group["lr"] = lr
+            group["lr"] = self.lr.fill_(lr) if self.config.graph else lr
 
     def _evaluate(self, part: str) -> Score:
         self.model.eval()
-        with torch.no_grad():
+        with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
     def _record(self) -> bool:
@@ -211,14 +231,13 @@ class _Run:
         self.last = {
             "step": self.step,
             "epoch": self.step // self.task.steps_per_epoch,
-            "loss": self.loss_sum / self.losses,
+            "loss": self.processes.mean(torch.tensor(self.losses.mean(), device=self.device)).item(),
             "validation_loss": score.loss,
             "error": score.error,
-            "lr": self.optimizer.param_groups[0]["lr"],
+            "lr": float(self.optimizer.param_groups[0]["lr"]),
             "gamma": _gamma(self.optimizer),
             "seconds": self._seconds(),
         }
-        self.loss_sum, self.losses = 0.0, 0
         if not self.best or score.error < self.best["error"]:
             self.best = self.last
         self._write(self.last)
@@ -234,11 +253,12 @@ class _Run:
 
     # --- the ends ---
 
-    def _diverged(self, loss: float) -> dict[str, Any]:
-        epoch = (self.step - 1) // self.task.steps_per_epoch
-        lr = self.optimizer.param_groups[0]["lr"]
-        row = {"step": self.step, "epoch": epoch, "loss": loss, "validation_loss": None, "error": None, "lr": lr}
-        self._write({**row, "gamma": None, "seconds": self._seconds(), "diverged": True})
+    def _diverged(self, step: int) -> dict[str, Any]:
+        epoch = (step - 1) // self.task.steps_per_epoch
+        self.step = step
+        row = {"step": step, "epoch": epoch, "loss": None, "validation_loss": None, "error": None}
+        lr = self.config.lr_at(epoch)
+        self._write({**row, "lr": lr, "gamma": None, "seconds": self._seconds(), "diverged": True})
         return self._conclude("diverged", None, None)
 
     def _finished(self) -> dict[str, Any]:
@@ -272,9 +292,9 @@ class _Run:
     # --- stopping and going on ---
 
     def _save_if_it_is_time(self) -> None:
-        if self.told.to_stop is not None:
+        if to_stop := self.processes.largest(self.told.to_stop or 0):
             self._save()
-            raise Stopped(self.told.to_stop, self.folder.path)
+            raise Stopped(to_stop, self.folder.path)
         if time.monotonic() - self.saved >= self.save_every:
             self._save()
 
@@ -288,11 +308,11 @@ class _Run:
             "about": self.facts,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "generators": _generators(self.config.device) | {"noise": self.noise.get_state()},
-            "carry": list(self.carry),
+            "generators": _generators(self.device) | {"noise": self.noise.get_state()},
+            "carry": list(self.take_step.carry),
             "step": self.step,
-            "loss_sum": self.loss_sum,
-            "losses": self.losses,
+            "loss_sum": self.losses.total.item(),
+            "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
             "seconds": self._seconds(),
@@ -302,10 +322,11 @@ class _Run:
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        _set_generators(self.config.device, state["generators"])
+        _set_generators(self.device, state["generators"])
         self.noise.set_state(state["generators"]["noise"])
-        self.carry = tuple(part.to(self.config.device) for part in state["carry"])
-        self.step, self.loss_sum, self.losses = state["step"], state["loss_sum"], state["losses"]
+        self.carry = tuple(part.to(self.device) for part in state["carry"])
+        self.step = state["step"]
+        self.losses = Losses(self.device, self.step, state["loss_sum"], state["losses"])
         self.last, self.best, self.seconds_before = state["last"], state["best"], state["seconds"]
         self.resumed_with = state["resumed_with"]
         then, now = ({key: facts[key] for key in ("versions", "commit")} for facts in (state["about"], self.facts))
@@ -340,27 +361,6 @@ def _set_generators(device: str, states: dict[str, Any]) -> None:
     numpy.random.set_state((name, keys.numpy().astype(numpy.uint32), position, has_gauss, gauss))
     if "cuda" in states:
         torch.cuda.set_rng_state(states["cuda"], device)
-
-
-@contextlib.contextmanager
-def _threads(number: int) -> Iterator[None]:
-    """Compute with so many threads, and, with one, take numbers too small to be normal for zero.
-
-    A model that is dying (an LSTM at too high a learning rate) computes with little else, ten times more slowly. torch
-    sets this for one thread alone, and with several the numbers would depend on when the others were made.
-    """
-    before, flushed = torch.get_num_threads(), _flushes_denormals()
-    torch.set_num_threads(number)
-    torch.set_flush_denormal(number == 1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
-        torch.set_flush_denormal(flushed)
-
-
-def _flushes_denormals() -> bool:
-    return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
 
 
 @contextlib.contextmanager
@@ -412,35 +412,6 @@ def _signals() -> Iterator[_Told]:
         yield told
     finally:
         restore()
-
-
-def about() -> dict[str, Any]:
-    """Return what a result has to be traced back to: versions, commit, processor.
-
-    >>> sorted(about())
-    ['commit', 'machine', 'versions']
-    """
-    versions = {"avagrad": avagrad.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
-    versions["python"] = platform.python_version()
-    machine = {"processor": platform.machine(), "cores": os.cpu_count()}
-    if torch.cuda.is_available():
-        machine["gpu"] = torch.cuda.get_device_name()
-    return {"versions": versions, "commit": _commit(), "machine": machine}
-
-
-def _commit() -> str | None:
-    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed."""
-
-    def git(*arguments: str) -> str:
-        command = ("git", "-C", str(Path(__file__).parent), *arguments)
-        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
-
-    try:
-        if Path(git("rev-parse", "--show-toplevel"), "src", "avagrad", "lab", "trainer.py") != Path(__file__):
-            return None  # installed somewhere inside of another project's checkout
-        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
-    except (OSError, subprocess.SubprocessError):
-        return None
 
 
 if __name__ == "__main__":

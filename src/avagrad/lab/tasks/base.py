@@ -66,6 +66,8 @@ class Task(ABC):
     name: ClassVar[str]
     measure: ClassVar[str]  # what `error` is, in words
     unit: ClassVar[str]
+    precision_on_cuda: ClassVar[str] = "bf16"
+    fits_a_graph: ClassVar[bool] = True  # every step does the same, on what is already on the device
 
     data: str | None = field(default=None, metadata={"of": "run"})
     download: bool = field(default=False, metadata={"of": "run"})

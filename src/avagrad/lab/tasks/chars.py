@@ -36,6 +36,7 @@ class Chars(Task):
     name: ClassVar[str] = "chars"
     measure: ClassVar[str] = "bits per character"
     unit: ClassVar[str] = "bits"
+    precision_on_cuda: ClassVar[str] = "tf32"
     batch_size: int = 32
     bptt: int = 64
     embedding: int = 128

@@ -30,6 +30,7 @@ class Digits(Task):
     name: ClassVar[str] = "digits"
     measure: ClassVar[str] = "share of images that are classified wrongly, in %"
     unit: ClassVar[str] = "%"
+    precision_on_cuda: ClassVar[str] = "float32"
     model: str = "mlp"
 
     def __post_init__(self) -> None:

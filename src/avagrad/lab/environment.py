@@ -1,0 +1,81 @@
+"""What a run sets for the whole process while it goes on, and what it notes about where it runs."""
+
+import contextlib
+import os
+import platform
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy
+import torch
+
+import avagrad
+
+__all__ = ["about", "computing_with"]
+
+
+@contextlib.contextmanager
+def computing_with(threads: int, *, precision: str = "float32", deterministic: bool = False) -> Iterator[None]:
+    """Compute with so many threads, in this precision, deterministically or not; afterwards all is as before.
+
+    With one thread, numbers too small to be normal are taken for zero. A model that is dying (an LSTM at too high a
+    learning rate) computes with little else, ten times more slowly. torch sets this for one thread alone; with several,
+    the numbers would depend on when the others were made.
+
+    >>> with computing_with(1):
+    ...     torch.get_num_threads()
+    1
+    """
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    before = torch.get_num_threads(), _flushes_denormals()
+    flags = matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic
+    was_deterministic = torch.are_deterministic_algorithms_enabled()
+    torch.set_num_threads(threads)
+    torch.set_flush_denormal(threads == 1)
+    matmul.allow_tf32 = cudnn.allow_tf32 = precision != "float32"
+    cudnn.benchmark, cudnn.deterministic = not deterministic, deterministic
+    if deterministic:
+        os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # read when CUDA's libraries start
+        torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before[0])
+        torch.set_flush_denormal(before[1])
+        matmul.allow_tf32, cudnn.allow_tf32, cudnn.benchmark, cudnn.deterministic = flags
+        torch.use_deterministic_algorithms(was_deterministic)
+
+
+def _flushes_denormals() -> bool:
+    return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
+
+
+def about() -> dict[str, Any]:
+    """Return what a result has to be traced back to: versions, commit, processor.
+
+    >>> sorted(about())
+    ['commit', 'machine', 'versions']
+    """
+    versions = {"avagrad": avagrad.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
+    versions["python"] = platform.python_version()
+    machine: dict[str, Any] = {"processor": platform.machine(), "cores": os.cpu_count()}
+    if torch.cuda.is_available():
+        machine["gpu"] = torch.cuda.get_device_name()
+    return {"versions": versions, "commit": _commit(), "machine": machine}
+
+
+def _commit() -> str | None:
+    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed."""
+
+    def git(*arguments: str) -> str:
+        command = ("git", "-C", str(Path(__file__).parent), *arguments)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel"), "src", "avagrad", "lab", "environment.py") != Path(__file__):
+            return None  # installed somewhere inside of another project's checkout
+        return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
+    except (OSError, subprocess.SubprocessError):
+        return None

@@ -1,0 +1,180 @@
+"""One training step: forward, backward, clipping, update; on CUDA all of it as one graph.
+
+What is counted (losses, the first one that is not finite) is counted on the device, so that the host need not wait.
+"""
+
+import contextlib
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from avagrad.lab.tasks.base import Carry, Task
+
+__all__ = ["GraphStep", "Losses", "Step", "autocast"]
+
+PRECISIONS = ("float32", "tf32", "bf16")
+
+
+def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
+    """Return the context in which a model computes; ``keep`` keeps weights that were cast, within the context.
+
+    >>> with autocast("float32", "cpu"):
+    ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
+    torch.float32
+    """
+    if precision != "bf16":
+        return contextlib.nullcontext()
+    return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, cache_enabled=keep)
+
+
+class Losses:
+    """The sum of losses, and the first step whose loss is not a finite number (0: none).
+
+    >>> losses = Losses("cpu")
+    >>> for x in (1.0, 3.0, float("nan"), float("inf")):
+    ...     losses.add(torch.tensor(x))
+    >>> int(losses.first_bad), losses.count
+    (3, 4)
+    """
+
+    def __init__(self, device: str, steps: int = 0, total: float = 0.0, count: int = 0) -> None:
+        self.steps = torch.tensor(steps, device=device)
+        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
+        self.total = torch.tensor(total, dtype=torch.float64, device=device)
+        self.count = count  # since the last record
+
+    def add(self, loss: Tensor) -> None:
+        """Count a step's loss."""
+        self.note(loss)
+        self.count += 1
+
+    def note(self, loss: Tensor) -> None:
+        """Do the part of :meth:`add` that happens on the device."""
+        self.steps += 1
+        self.total += loss.detach()
+        is_first = (self.first_bad == 0) & ~loss.detach().isfinite()
+        self.first_bad += is_first * self.steps
+
+    def mean(self) -> float:
+        """Return the mean since the last record, and begin anew."""
+        mean = self.total.item() / max(self.count, 1)
+        self.total.zero_()
+        self.count = 0
+        return mean
+
+
+class Step:
+    """Takes steps one operation at a time."""
+
+    def __init__(
+        self,
+        task: Task,
+        model: nn.Module,
+        optimizer: Optimizer,
+        noise: torch.Generator,
+        losses: Losses,
+        *,
+        clip: float | None,
+        precision: str,
+    ) -> None:
+        self.task, self.model, self.optimizer, self.noise, self.losses = task, model, optimizer, noise, losses
+        self.clip, self.precision = clip, precision
+        self.carry: Carry = ()
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
+
+    def start(self, carry: Carry) -> None:
+        """Begin an epoch, or go on in one."""
+        self.carry = carry
+
+    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """Take a step; return its loss, on the device."""
+        loss = self._forward(batch, keep=True)
+        self.optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._update()
+        self.losses.add(loss)
+        return loss.detach()
+
+    def _forward(self, batch: tuple[Tensor, ...], *, keep: bool) -> Tensor:
+        with autocast(self.precision, self.task.device, keep=keep):
+            loss, self.carry = self.task.loss(self.model, batch, self.carry, self.noise)
+        return loss
+
+    def _update(self) -> None:
+        if self.clip is not None:
+            torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
+        self.optimizer.step()
+
+
+class GraphStep(Step):
+    """Takes the first steps one operation at a time, then records one as a CUDA graph, and replays it.
+
+    A batch of another shape than the recorded one (the end of a text) is again taken one operation at a time, with
+    the gradients in the same memory: the optimizer in the graph reads them there.
+    """
+
+    _EAGER = 3  # lazily made things (workspaces, states, compiled kernels) are made before the recording
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.taken = 0
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.inputs: tuple[Tensor, ...] = ()
+        self.loss = torch.zeros(())
+
+    def start(self, carry: Carry) -> None:
+        """Begin an epoch, or go on in one: what is carried stays where the graph reads it."""
+        if self.graph is None:
+            self.carry = carry
+        else:
+            for kept, new in zip(self.carry, carry, strict=True):
+                kept.copy_(new)
+
+    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
+        """Take a step; return its loss, on the device. It holds until the next step."""
+        if self.graph is None:
+            if self.taken < self._EAGER:
+                self.taken += 1
+                return super().__call__(batch)
+            self._record(batch)
+        assert self.graph is not None
+        if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):
+            return self._beside_the_graph(batch)
+        for kept, new in zip(self.inputs, batch, strict=True):
+            kept.copy_(new, non_blocking=True)
+        self.graph.replay()
+        self.losses.count += 1
+        return self.loss
+
+    def _record(self, batch: tuple[Tensor, ...]) -> None:
+        self.inputs = tuple(x.clone() for x in batch)
+        self.carry = tuple(part.clone() for part in self.carry)
+        self.optimizer.zero_grad()  # the gradients are made anew, in the graph's own memory
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        graph.register_generator_state(self.noise)
+        before = self.carry
+        with torch.cuda.graph(graph):
+            # Casts of weights are not kept: they belong to this step.
+            loss = self._forward(self.inputs, keep=False)
+            loss.backward()  # type: ignore[no-untyped-call]
+            self._update()
+            for kept, new in zip(before, self.carry, strict=True):
+                kept.copy_(new)
+            self.losses.note(loss)
+            self.loss = loss.detach()
+        self.carry, self.graph = before, graph
+
+    def _beside_the_graph(self, batch: tuple[Tensor, ...]) -> Tensor:
+        kept = self.carry
+        loss = self._forward(batch, keep=True)
+        gradients = torch.autograd.grad(loss, self.parameters)
+        torch._foreach_copy_([p.grad for p in self.parameters], gradients)  # type: ignore[arg-type]
+        self._update()
+        for old, new in zip(kept, self.carry, strict=True):
+            old.copy_(new)
+        self.carry = kept
+        self.losses.add(loss)
+        return loss.detach()
