@@ -1,0 +1,95 @@
+"""Seconds that an epoch of training takes, validation included: models, methods, with and without graph and compile.
+
+Run: python benchmarks/train.py --cifar cifar-10-python.tar.gz --text ptb --json train.json
+"""
+
+import argparse
+import json
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from avagrad import bench
+from avagrad.lab.config import configure
+from avagrad.lab.folder import read_metrics
+from avagrad.lab.trainer import train
+
+Variant = tuple[str, str, str, dict[str, Any], dict[str, Any]]
+
+
+def variants(cifar: str | None, text: str | None) -> list[Variant]:
+    """Return what is measured: task, data, method, the task's options, and the run's."""
+    found: list[Variant] = []
+    if cifar:
+        for model in ("wrn-28-4", "wrn-28-10"):
+            methods = ("sgd", "adam", "avagrad", "avagradw", "delayed-adam")
+            found += [("cifar", cifar, name, {"model": model}, {}) for name in methods]
+            found.append(("cifar", cifar, "avagrad", {"model": model}, {"graph": False}))
+            found.append(("cifar", cifar, "avagrad", {"model": model}, {"compile": True}))
+    if text:
+        found += [("chars", text, name, {}, {"preset": "paper"}) for name in ("sgd", "adam", "avagrad")]
+        found.append(("chars", text, "avagrad", {}, {"preset": "paper", "graph": False}))
+    return found
+
+
+def seconds_per_epoch(variant: Variant, epochs: int) -> dict[str, Any]:
+    """Train for some epochs and take the mean of all but the first, which compiles, chooses and records."""
+    task, data, name, options, settings = variant
+    settings = settings | {"epochs": epochs, "lr": 0.01, "eps": None if name == "sgd" else 0.1}
+    config = configure(task, name, data=data, device="cuda", task_options=options, **settings)
+    torch.cuda.reset_peak_memory_stats()
+    with tempfile.TemporaryDirectory() as place:
+        result = train(config, place)
+        rows = read_metrics(place)
+    seconds = (rows[-1]["seconds"] - rows[0]["seconds"]) / (len(rows) - 1)
+    steps = result["steps"] / result["epochs"]
+    return {
+        "task": task,
+        "model": options.get("model", "3-layer LSTM, 1000"),
+        "method": name,
+        "graph": config.graph,
+        "compile": config.compile,
+        "precision": config.precision,
+        "seconds": seconds,
+        "steps": steps,
+        "first": rows[0]["seconds"],
+        "gigabytes": torch.cuda.max_memory_allocated() / 2**30,
+    }
+
+
+def main() -> None:
+    """Measure, print one table, and write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--cifar", help="CIFAR-10, in any form that the task reads")
+    parser.add_argument("--text", help="Penn Treebank's folder, or a text file")
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--only", default="", help="measure those whose description has this in it")
+    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    arguments = parser.parse_args()
+    rows = []
+    for variant in variants(arguments.cifar, arguments.text):
+        if arguments.only in str(variant):
+            rows.append(seconds_per_epoch(variant, arguments.epochs))
+            print(json.dumps(rows[-1]), flush=True)
+    columns = ["task", "model", "method", "graph", "compile", "precision", "s an epoch", "ms a step", "first, s", "GB"]
+    cells = [
+        [
+            *(str(row[key]) for key in ("task", "model", "method", "graph", "compile", "precision")),
+            f"{row['seconds']:.2f}",
+            f"{1e3 * row['seconds'] / row['steps']:.2f}",
+            f"{row['first']:.1f}",
+            f"{row['gigabytes']:.1f}",
+        ]
+        for row in rows
+    ]
+    facts = bench.describe(torch.device("cuda"))
+    print(", ".join(f"{key} {value}" for key, value in facts.items()))
+    print(bench.markdown(columns, cells))
+    if arguments.json:
+        arguments.json.write_text(json.dumps({"about": facts, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,89 @@
+"""The trainer on a GPU: the graph computes what single operations do, and goes on to the same bits."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from test_trainer import SMALL_CHARS, StopAt, assert_same, left_behind, timeless
+
+from avagrad.lab.config import Config, configure
+from avagrad.lab.folder import read_metrics
+from avagrad.lab.methods import METHODS
+from avagrad.lab.trainer import Stopped, train
+
+pytestmark = pytest.mark.gpu
+
+
+@pytest.fixture
+def text(tmp_path: Path) -> str:
+    path = tmp_path / "text.txt"
+    rng = random.Random(0)
+    path.write_text(" ".join(rng.choice(["the", "cat", "sat", "on", "mat", "dog"]) for _ in range(1500)))
+    return str(path)
+
+
+def chars(text: str, optimizer: str = "avagrad", **settings: Any) -> Config:
+    settings = {"epochs": 2, "precision": "float32", "deterministic": True} | settings
+    return configure("chars", optimizer, data=text, device="cuda", task_options=SMALL_CHARS, **settings)
+
+
+@pytest.mark.parametrize("optimizer", METHODS)
+def test_a_graph_computes_what_single_operations_do(tmp_path: Path, text: str, optimizer: str) -> None:
+    """For every method; the last piece of the text is shorter, and taken beside the graph."""
+    for graph in (False, True):
+        config = chars(text, optimizer, graph=graph, milestones=(1,), factor=0.1)
+        assert train(config, tmp_path / str(graph))["status"] == "finished"
+    one, other = (read_metrics(tmp_path / name) for name in ("False", "True"))
+    assert [row["lr"] for row in one] == [row["lr"] for row in other]
+    for a, b in zip(one, other, strict=True):
+        assert a["loss"] == pytest.approx(b["loss"], rel=1e-4)
+        assert a["error"] == pytest.approx(b["error"], rel=1e-4)
+    weights = [left_behind(tmp_path / name)[2]["model"] for name in ("False", "True")]
+    for name, tensor in weights[0].items():
+        torch.testing.assert_close(tensor, weights[1][name], rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.parametrize("graph", [False, True])
+@pytest.mark.parametrize("task", ["chars", "digits"])
+def test_deterministic_runs_and_resumes_are_equal_to_the_bit(
+    tmp_path: Path, text: str, task: str, graph: bool
+) -> None:
+    if task == "chars":
+        config = chars(text, graph=graph)
+    else:
+        config = configure("digits", epochs=3, device="cuda", graph=graph, deterministic=True)
+    for name in ("one", "same"):
+        train(config, tmp_path / name)
+    assert_same(tmp_path / "one", tmp_path / "same")
+    watcher = StopAt(3, 31)
+    while True:
+        try:
+            train(config, tmp_path / "parts", resume=True, watcher=watcher)
+            break
+        except Stopped:
+            pass
+    assert not watcher.steps
+    assert_same(tmp_path / "one", tmp_path / "parts")
+
+
+@pytest.mark.parametrize("graph", [False, True])
+def test_divergence_is_seen_at_its_step(tmp_path: Path, graph: bool) -> None:
+    config = configure("digits", "sgd", lr=1e30, epochs=8, device="cuda", graph=graph)
+    result = train(config, tmp_path / "run")
+    assert (result["status"], result["diverged_at"]) == ("diverged", 2)
+
+
+def test_a_gpu_learns_the_digits(tmp_path: Path) -> None:
+    config = configure("digits", device="cuda", precision="bf16")
+    assert config.graph
+    assert train(config, tmp_path / "run")["test"]["error"] <= 4
+
+
+def test_compiled_models_learn_the_same(tmp_path: Path) -> None:
+    results = []
+    for compiled in (False, True):
+        config = configure("digits", device="cuda", epochs=3, compile=compiled, deterministic=True)
+        results.append(timeless(train(config, tmp_path / str(compiled))))
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-2)
