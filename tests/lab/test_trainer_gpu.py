@@ -25,8 +25,8 @@ def text(tmp_path: Path) -> str:
 
 
 def chars(text: str, optimizer: str = "avagrad", **settings: Any) -> Config:
-    settings = {"epochs": 2, "precision": "float32", "deterministic": True} | settings
-    return configure("chars", optimizer, data=text, device="cuda", task_options=SMALL_CHARS, **settings)
+    defaults: dict[str, Any] = {"epochs": 2, "precision": "float32", "deterministic": True}
+    return configure("chars", optimizer, data=text, device="cuda", task_options=SMALL_CHARS, **defaults | settings)
 
 
 @pytest.mark.parametrize("optimizer", METHODS)
@@ -47,12 +47,11 @@ def test_a_graph_computes_what_single_operations_do(tmp_path: Path, text: str, o
 
 @pytest.mark.parametrize("graph", [False, True])
 @pytest.mark.parametrize("task", ["chars", "digits"])
-def test_deterministic_runs_and_resumes_are_equal_to_the_bit(
-    tmp_path: Path, text: str, task: str, graph: bool
-) -> None:
+def test_deterministic_runs_and_resumes_are_equal_to_the_bit(tmp_path: Path, text: str, task: str, graph: bool) -> None:
     if task == "chars":
         config = chars(text, graph=graph)
     else:
+        pytest.importorskip("sklearn")
         config = configure("digits", epochs=3, device="cuda", graph=graph, deterministic=True)
     for name in ("one", "same"):
         train(config, tmp_path / name)
@@ -70,18 +69,21 @@ def test_deterministic_runs_and_resumes_are_equal_to_the_bit(
 
 @pytest.mark.parametrize("graph", [False, True])
 def test_divergence_is_seen_at_its_step(tmp_path: Path, graph: bool) -> None:
+    pytest.importorskip("sklearn")
     config = configure("digits", "sgd", lr=1e30, epochs=8, device="cuda", graph=graph)
     result = train(config, tmp_path / "run")
     assert (result["status"], result["diverged_at"]) == ("diverged", 2)
 
 
 def test_a_gpu_learns_the_digits(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     config = configure("digits", device="cuda", precision="bf16")
     assert config.graph
     assert train(config, tmp_path / "run")["test"]["error"] <= 4
 
 
 def test_compiled_models_learn_the_same(tmp_path: Path) -> None:
+    pytest.importorskip("sklearn")
     results = []
     for compiled in (False, True):
         config = configure("digits", device="cuda", epochs=3, compile=compiled, deterministic=True)

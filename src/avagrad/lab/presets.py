@@ -31,6 +31,7 @@ _PENN_TREEBANK = {
     "dropout_between": 0.25,
     "dropout_embedding": 0.1,
 }
+_CIFAR = {"epochs": 200, "milestones": (60, 120, 160), "factor": 0.2, "weight_decay": 5e-4, "batch_size": 128}
 _NO_CLIPPING: dict[str, Any] = {"clip": None}
 # The paper does not speak of clipping; the code that it follows clips (Merity, Keskar and Socher, 2018).
 _AS_ITS_MODEL = {"clip": 0.25}
@@ -48,6 +49,16 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         ),
         "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AS_ITS_MODEL),
         "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AS_ITS_MODEL),
+    },
+    "cifar": {
+        "paper-search": _preset(paper=_CIFAR | {"model": "wrn-28-4", "full": False}, ours=_NO_CLIPPING),
+        "paper": _preset(paper=_CIFAR | {"model": "wrn-28-10", "full": True}, ours=_NO_CLIPPING),
+    },
+    "imagenet": {
+        "paper": _preset(
+            paper={"epochs": 100, "milestones": (30, 60, 90), "factor": 0.1, "weight_decay": 1e-4, "batch_size": 256},
+            ours=_NO_CLIPPING,
+        ),
     },
 }
 

@@ -7,6 +7,7 @@ variance 2 / (k k outputs), BatchNorm at scale 1 and shift 0, the linear layer a
 
 from collections.abc import Sequence
 
+import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
@@ -66,16 +67,11 @@ class ResNet(nn.Module):
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
-        before = width
-        for group, blocks in enumerate(layers):
-            middle = width << group
-            strides = [1 if group == 0 else 2] + [1] * (blocks - 1)
-            made = []
-            for stride in strides:
-                made.append(Bottleneck(before, middle, stride))
-                before = _EXPANSION * middle
-            self.add_module(f"layer{group + 1}", nn.Sequential(*made))
-        self.fc = nn.Linear(before, classes)
+        self.layer1 = _group(width, width, layers[0], stride=1)
+        self.layer2 = _group(_EXPANSION * width, 2 * width, layers[1], stride=2)
+        self.layer3 = _group(_EXPANSION * 2 * width, 4 * width, layers[2], stride=2)
+        self.layer4 = _group(_EXPANSION * 4 * width, 8 * width, layers[3], stride=2)
+        self.fc = nn.Linear(_EXPANSION * 8 * width, classes)
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
@@ -86,7 +82,11 @@ class ResNet(nn.Module):
         """Return the scores of the classes."""
         x = F.relu(self.bn1(self.conv1(images)))
         x = F.max_pool2d(x, 3, stride=2, padding=1)
-        for group in (self.layer1, self.layer2, self.layer3, self.layer4):
-            x = group(x)
+        x = self.layer4(self.layer3(self.layer2(self.layer1(x))))
         scores: Tensor = self.fc(x.mean((2, 3)))
         return scores
+
+
+def _group(before: int, middle: int, blocks: int, stride: int) -> nn.Sequential:
+    rest = (Bottleneck(_EXPANSION * middle, middle) for _ in range(blocks - 1))
+    return nn.Sequential(Bottleneck(before, middle, stride), *rest)

@@ -4,6 +4,7 @@ Convolutions start as in the authors' code: normal, with variance 2 / (k k outpu
 ("fan-out"). BatchNorm starts at scale 1 and shift 0, the linear layer as torch's does but with a bias of zero.
 """
 
+import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
@@ -62,9 +63,7 @@ class WideResNet(nn.Module):
         self.conv = nn.Conv2d(3, channels[0], 3, padding=1, bias=False)
         self.groups = nn.Sequential(
             *(
-                nn.Sequential(
-                    WideBlock(before, after, stride), *(WideBlock(after, after) for _ in range(blocks - 1))
-                )
+                nn.Sequential(WideBlock(before, after, stride), *(WideBlock(after, after) for _ in range(blocks - 1)))
                 for before, after, stride in zip(channels, channels[1:], (1, 2, 2), strict=False)
             )
         )

@@ -12,7 +12,6 @@ import pickle
 import secrets
 import tarfile
 import urllib.request
-import zipfile
 import zlib
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -149,7 +148,6 @@ def _unpacked(path: Path, classes: int) -> Iterator[tuple[str, bytes]]:
     try:
         with tarfile.open(path) as tar:
             for member in tar:
-                tar.members = []  # or it would remember all of them
                 if not member.isfile():
                     continue
                 name = "/".join(part for part in member.name.split("/") if part not in ("", "."))
@@ -157,10 +155,7 @@ def _unpacked(path: Path, classes: int) -> Iterator[tuple[str, bytes]]:
                 if base in official or _is_image(base):
                     file = tar.extractfile(member)
                     assert file is not None
-                    content = file.read()
-                    if len(content) != member.size:
-                        raise tarfile.ReadError("unexpected end of data")
-                    yield name, content
+                    yield name, file.read()
                 elif base in other:
                     yield name, b""  # to be able to say that these are there
     except (OSError, EOFError, tarfile.TarError, lzma.LZMAError, zlib.error) as error:
@@ -211,7 +206,8 @@ def _find(where: str, names: Iterable[str], classes: int) -> _Found:
             return _Found(where, classes, [at + name for name in form.train], [at + name for name in form.test], form)
     if roots := _in_folders(names):
         return _find_in_folders(where, roots, classes)
-    for place, missing in lacking.values():
+    if lacking:
+        place, missing = min(lacking.values(), key=lambda found: len(found[1]))
         inside = f" beside the other files in {place!r}" if place else ""
         raise FileNotFoundError(f"cifar: {where!r} lacks {', '.join(missing)}{inside}. {wanted(classes)}")
     other = 110 - classes
@@ -458,7 +454,7 @@ def _key(path: Path, files: list[Path]) -> str:
     total = hashlib.sha256(f"{_KEEPING} {path.resolve()}".encode())
     for file in files:
         facts = file.stat()
-        total.update(f"\n{file.name} {facts.st_size} {facts.st_mtime_ns}".encode())
+        total.update(f"\n{file.relative_to(path)} {facts.st_size} {facts.st_mtime_ns}".encode())
     return total.hexdigest()
 
 
@@ -474,19 +470,19 @@ def _places(path: Path, classes: int) -> list[Path]:
 def _kept(path: Path, classes: int, key: str) -> Images | None:
     for place in _places(path, classes):
         try:
-            with numpy.load(place, allow_pickle=False) as kept:
+            with place.open("rb") as file, numpy.load(file, allow_pickle=False) as kept:
                 if str(kept["key"]) != key:
                     continue
                 parts = [(kept[f"{part}_pixels"], kept[f"{part}_labels"]) for part in ("train", "test")]
                 names, remarks = (tuple(map(str, kept[name])) for name in ("names", "remarks"))
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error, NotImplementedError):
-            continue  # not there, or broken: it is made again
+        except Exception:  # not there, or broken in whichever way: it is made again
+            continue
         return Images(parts[0], parts[1], names, remarks)
     return None
 
 
 def _keep(path: Path, classes: int, key: str, images: Images) -> Images:
-    arrays = {"key": numpy.array(key), "names": numpy.array(images.names, str)}
+    arrays: dict[str, Any] = {"key": numpy.array(key), "names": numpy.array(images.names, str)}
     arrays["remarks"] = numpy.array(images.remarks, str)
     for part, (pixels, labels) in (("train", images.train), ("test", images.test)):
         arrays |= {f"{part}_pixels": pixels, f"{part}_labels": labels}
@@ -496,7 +492,7 @@ def _keep(path: Path, classes: int, key: str, images: Images) -> Images:
             place.parent.mkdir(parents=True, exist_ok=True)
             try:
                 with scratch.open("xb") as file:
-                    numpy.savez(file, **arrays)  # type: ignore[arg-type]  (any name is allowed)
+                    numpy.savez(file, **arrays)
                 scratch.replace(place)  # at once: other runs may be reading, or keeping the same
             finally:
                 scratch.unlink(missing_ok=True)
@@ -512,10 +508,10 @@ def _keep(path: Path, classes: int, key: str, images: Images) -> Images:
 def download_cifar(folder: str | Path, classes: int = 10, address: str | None = None) -> None:
     """Fetch the official archive into a folder, unless there are data in it, or it is a file.
 
-    >>> download_cifar("/tmp/nowhere", 10, "ftp-of-old://nowhere")
+    >>> download_cifar("/tmp/x", 10, "ftp-of-old://nowhere")
     Traceback (most recent call last):
     ...
-    OSError: cifar: 'ftp-of-old://nowhere' could not be fetched (...); the file can be put into '/tmp/nowhere' by hand...
+    OSError: cifar: 'ftp-of-old://nowhere' could not be fetched (...); the file can be put into '/tmp/x' by hand...
     """
     folder = Path(folder)
     name, digest = ARCHIVES[classes]
@@ -526,13 +522,14 @@ def download_cifar(folder: str | Path, classes: int = 10, address: str | None = 
     address = address or ADDRESS + name
     scratch = folder / f".{name}.{secrets.token_hex(4)}"
     try:
-        folder.mkdir(parents=True, exist_ok=True)
         total, size = hashlib.md5(usedforsecurity=False), 0
-        with urllib.request.urlopen(address, timeout=60) as response, scratch.open("xb") as file:
-            while piece := response.read(1 << 20):
-                total.update(piece)
-                file.write(piece)
-                size += len(piece)
+        with urllib.request.urlopen(address, timeout=60) as response:
+            folder.mkdir(parents=True, exist_ok=True)
+            with scratch.open("xb") as file:
+                while piece := response.read(1 << 20):
+                    total.update(piece)
+                    file.write(piece)
+                    size += len(piece)
         if total.hexdigest() != digest:
             raise ValueError(f"its {size:,} bytes have the md5 digest {total.hexdigest()}, but should have {digest}")
         scratch.replace(folder / name)

@@ -1,0 +1,263 @@
+"""CIFAR-10 and CIFAR-100: the paper's search for learning rate and epsilon, and its comparison of the best.
+
+Images stay on the device as bytes. What happens to them in an epoch (order, flips, crops) is drawn on the CPU, from
+the seed and the epoch's number alone; on a GPU a whole epoch is then made at once, on a CPU a batch at a time.
+"""
+
+import re
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from avagrad.lab.models.wide_resnet import WideResNet
+from avagrad.lab.tasks.base import Carry, Score, Task, digest, stream
+from avagrad.lab.tasks.images import SIDE, Images, download_cifar, read_images, wanted
+
+__all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
+
+PAD = 4
+_EVALUATION_BATCH = 1000
+_CHUNK = 5000  # images that are made at a time on a GPU: they take a few times their space while they are
+
+
+class Moves(NamedTuple):
+    """What is done to the images of an epoch, in their order: each is flipped or not, then moved within its padding.
+
+    >>> Moves(*torch.tensor([[7], [1], [0], [8]])).right
+    tensor([8])
+    """
+
+    chosen: Tensor  # the image's number
+    flipped: Tensor  # 1 or 0
+    down: Tensor  # where the crop begins in the padded image, 0 to 8
+    right: Tensor
+
+
+class Epoch(NamedTuple):
+    """An epoch: its moves and labels, and its images where they are all made at once.
+
+    >>> Epoch(Moves(*torch.zeros(4, 1)), torch.zeros(1), None).images is None
+    True
+    """
+
+    moves: Moves
+    labels: Tensor
+    images: Tensor | None
+
+
+def draw_moves(images: int, seed: int) -> Tensor:
+    """Draw what is done to so many images, one row for each field of :class:`Moves`.
+
+    >>> moves = draw_moves(1000, seed=0)
+    >>> moves.shape, [(row.min().item(), row.max().item()) for row in moves]
+    (torch.Size([4, 1000]), [(0, 999), (0, 1), (0, 8), (0, 8)])
+    """
+    generator = torch.Generator().manual_seed(seed)
+    chosen = torch.randperm(images, generator=generator)
+    flipped = torch.randint(2, (1, images), generator=generator)
+    begins = torch.randint(2 * PAD + 1, (2, images), generator=generator)
+    return torch.cat([chosen[None], flipped, begins])
+
+
+def crop(padded: Tensor, moves: Moves) -> Tensor:
+    """Cut the chosen images out of the padded ones, (images, height, width, channels), flipped where they should be.
+
+    >>> padded = torch.arange(40 * 40).reshape(1, 40, 40, 1)
+    >>> both = crop(padded, Moves(*torch.tensor([[0, 0], [0, 1], [2, 2], [5, 5]])))
+    >>> both.shape, both[:, 0, 0, 0] - 2 * 40
+    (torch.Size([2, 32, 32, 1]), tensor([ 5, 34]))
+    """
+    _, height, width, channels = padded.shape
+    steps = torch.arange(SIDE, device=padded.device)
+    rows, columns = moves.down[:, None] + steps, moves.right[:, None] + steps
+    # The padding is the same on both sides, so a crop of the flipped image is a flipped crop.
+    columns = torch.where(moves.flipped[:, None] == 1, width - 1 - columns, columns)
+    pixels = (moves.chosen[:, None] * height + rows)[:, :, None] * width + columns[:, None, :]
+    return padded.reshape(-1, channels).index_select(0, pixels.flatten()).view(-1, SIDE, SIDE, channels)
+
+
+@dataclass(kw_only=True)
+class Cifar(Task):
+    """CIFAR-10 or (``classes=100``) CIFAR-100, from ``data``; ``model`` is "wrn-D-W", a Wide ResNet.
+
+    A tenth of the training images, the same for every seed, is for validation: 45,000 and 5,000 of the complete set.
+    To train, images are flipped with probability 1/2, padded by 4 black pixels, and cropped at random; all are
+    normalised by each channel's mean and standard deviation over the images that are trained on.
+
+    >>> import tempfile
+    >>> from pathlib import Path
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     for name in ("1", "2", "3", "4", "5"):
+    ...         _ = Path(folder, f"data_batch_{name}.bin").write_bytes(bytes(3073) * 20)
+    ...     _ = Path(folder, "test_batch.bin").write_bytes(bytes(3073) * 30)
+    ...     task = Cifar(data=folder, batch_size=25, model="wrn-10-1")
+    >>> task.steps_per_epoch, {part: len(labels) for part, (_, labels) in task.parts.items()}
+    (3, {'train': 90, 'validation': 10, 'test': 30})
+    >>> images, labels = task.batch(task.order(0), 2)
+    >>> images.shape, labels.shape
+    (torch.Size([25, 3, 32, 32]), torch.Size([25]))
+    """
+
+    name: ClassVar[str] = "cifar"
+    measure: ClassVar[str] = "share of images that are classified wrongly, in %"
+    unit: ClassVar[str] = "%"
+    batch_size: int = 128
+    model: str = "wrn-28-4"
+    classes: int = 10
+
+    def __post_init__(self) -> None:
+        if self.classes not in (10, 100):
+            raise ValueError(f"cifar: classes is {self.classes}, but must be 10 or 100.")
+        self.depth, self.width = _size(self.model)
+        if self.batch_size % self.world:
+            raise ValueError(
+                f"cifar: batch_size is {self.batch_size}, but must be divisible by the number of processes, "
+                f"{self.world}: each takes its share."
+            )
+        self.share = self.batch_size // self.world
+        on_cuda = torch.device(self.device).type == "cuda"
+        self.whole_epochs = on_cuda
+        self.memory_format = torch.channels_last if on_cuda else torch.contiguous_format
+        images = self._images()
+        self.class_names, self._remarks = images.names, images.remarks
+        self._take(images)
+        if self.batch_size > len(self.parts["train"][1]):
+            raise ValueError(
+                f"cifar: batch_size is {self.batch_size}, but there are only "
+                f"{len(self.parts['train'][1])} images to train on."
+            )
+
+    def _images(self) -> Images:
+        if self.data is None:
+            raise ValueError(f"cifar: data is not given, but the task has none of its own. {wanted(self.classes)}")
+        if self.download:
+            download_cifar(self.data, self.classes)
+        return read_images(self.data, self.classes)
+
+    def _take(self, images: Images) -> None:
+        """Split the images, move them to the device, and find what to normalise by."""
+        pixels, labels = (torch.from_numpy(array) for array in images.train)
+        tests, test_labels = (torch.from_numpy(array) for array in images.test)
+        if len(labels) < 10:
+            raise ValueError(f"cifar: there are {len(labels)} images to train on and validate, but at least 10 needed.")
+        shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(stream(0, "cifar", "parts")))
+        validation, train = shuffled.tensor_split([len(labels) // 10])
+        if self.full:
+            train = torch.cat([train, validation])
+        chosen = pixels.index_select(0, train)
+        # Bytes are normalised in at least 32 bits, then rounded once.
+        self._wide = torch.promote_types(self.dtype, torch.float32)
+        self.mean, self.std = (value.to(self.device, self._wide) for value in _statistics(chosen))
+        side = SIDE + 2 * PAD
+        self.padded = torch.zeros(len(train), side, side, 3, dtype=torch.uint8, device=self.device)
+        inside = self.padded[:, PAD:-PAD, PAD:-PAD]
+        inside.copy_(chosen)
+        self.parts: dict[str, tuple[Tensor, Tensor]] = {
+            "train": (inside, labels[train].to(self.device)),
+            "validation": (pixels[validation].to(self.device), labels[validation].to(self.device)),
+            "test": (tests.to(self.device), test_labels.to(self.device)),
+        }
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data."""
+        return digest(tensor for part in self.parts.values() for tensor in part)
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the images."""
+        return self._remarks
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches there are in an epoch; a last one that is not full is left out (BatchNorm)."""
+        return len(self.parts["train"][1]) // self.batch_size
+
+    def build(self) -> nn.Module:
+        """Make the model, on the CPU, from torch's global generator."""
+        return WideResNet(self.depth, self.width, self.classes)
+
+    def new_model(self) -> nn.Module:
+        """Make the model of this seed, on the device, in the memory format of the batches."""
+        return super().new_model().to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
+
+    def order(self, epoch: int) -> Epoch:
+        """Return an epoch: a function of the seed and the number alone."""
+        images, labels = self.parts["train"]
+        drawn = draw_moves(len(images), stream(self.seed, "order", epoch)).to(self.device)
+        moves = Moves(*drawn[:, : self.steps_per_epoch * self.batch_size])
+        made = self._made_in_chunks(moves) if self.whole_epochs else None
+        return Epoch(moves, labels[moves.chosen], made)
+
+    def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
+        """Return one batch of an epoch, or this process's share of it: images and labels."""
+        assert isinstance(order, Epoch)
+        start = index * self.batch_size + self.rank * self.share
+        part = slice(start, start + self.share)
+        if order.images is not None:
+            return order.images[part], order.labels[part]
+        return self._made(Moves(*(row[part] for row in order.moves))), order.labels[part]
+
+    def _made(self, moves: Moves) -> Tensor:
+        return self._normalised(crop(self.padded, moves))
+
+    def _made_in_chunks(self, moves: Moves) -> Tensor:
+        count = len(moves.chosen)
+        made = torch.empty(
+            (count, 3, SIDE, SIDE), dtype=self.dtype, device=self.device, memory_format=self.memory_format
+        )
+        for start in range(0, count, _CHUNK):
+            part = slice(start, start + _CHUNK)
+            made[part] = self._made(Moves(*(row[part] for row in moves)))
+        return made
+
+    def _normalised(self, images: Tensor) -> Tensor:
+        """Turn bytes, (images, height, width, 3), into what the model takes, (images, 3, height, width)."""
+        values = images.to(self._wide).sub_(self.mean).div_(self.std).to(self.dtype)
+        return values.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
+    ) -> tuple[Tensor, Carry]:
+        """Return the cross-entropy of a batch."""
+        images, labels = batch
+        return F.cross_entropy(model(images).to(self._wide), labels), carry
+
+    def evaluate(self, model: nn.Module, part: str) -> Score:
+        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+        images, labels = self.parts[part]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        for start in range(0, len(labels), _EVALUATION_BATCH):
+            right = labels[start : start + _EVALUATION_BATCH]
+            scores = model(self._normalised(images[start : start + _EVALUATION_BATCH])).to(self._wide)
+            loss = F.cross_entropy(scores, right, reduction="sum")
+            sums += torch.stack([loss, (scores.argmax(1) != right).sum()])
+        loss_sum, wrong = sums.tolist()  # the one time that the device is waited for
+        return Score(loss_sum / len(labels), 100 * wrong / len(labels))
+
+
+def _size(model: str) -> tuple[int, int]:
+    """Return depth and width of a Wide ResNet from its name."""
+    found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", model, re.ASCII)
+    depth, width = (int(number) for number in found.groups()) if found else (0, 0)
+    if depth < 10 or depth % 6 != 4:
+        raise ValueError(
+            f"cifar: model is {model!r}, but must be wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a "
+            "width W of at least 1, such as wrn-28-4 and wrn-28-10."
+        )
+    return depth, width
+
+
+def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and standard deviation of each channel, from how often each byte occurs."""
+    values = torch.arange(256, dtype=torch.float64)
+    found = []
+    for channel in images.unbind(-1):
+        shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
+        mean = shares @ values
+        std = (shares @ (values - mean).square()).sqrt()
+        found.append(torch.stack([mean, std if std > 0 else torch.ones_like(std)]))  # all the same: nothing to divide
+    means, stds = torch.stack(found, 1)
+    return means, stds
