@@ -1,9 +1,11 @@
 """Penn Treebank's files and any text: read right, or refused with a sentence."""
 
+import gzip
 import http.server
 import random
 import tarfile
 import threading
+import time
 import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,6 +75,20 @@ def test_the_complete_size_is_not_remarked_on(tmp_path: Path, monkeypatch: pytes
     assert read_texts(tmp_path).remarks == ()
 
 
+def test_words_in_a_file_of_characters_are_refused(tmp_path: Path) -> None:
+    write(tmp_path, "ptb.char.{}.txt", ["aer banknote"])
+    with pytest.raises(ValueError, match=r"the word 'aer', where it should have single characters .* ptb\.train\.txt"):
+        read_texts(tmp_path)
+
+
+def test_one_long_line_is_read_in_linear_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(texts, "_PIECE", 1 << 10)
+    write(tmp_path, "ptb.{}.txt", ["word " * 400_000])  # quadratic, it would copy 4 GB
+    began = time.perf_counter()
+    assert len(read_texts(tmp_path).parts["train"]) == 5 * 400_000
+    assert time.perf_counter() - began < 20
+
+
 def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"holds no file .* ptb\.char\.train\.txt.*https?://.*--download"):
         read_texts(tmp_path)
@@ -123,8 +139,13 @@ def test_what_is_not_text_is_refused_with_its_place(
     path.write_bytes("abcdef漢".encode()[:-1])
     with pytest.raises(ValueError, match=r"from byte 6 on: it ends in the middle of a character: it has been cut off"):
         read_texts(path)
-    with pytest.raises(ValueError, match="encoding is 'utf-9', which Python does not know"):
-        read_texts(path, "utf-9")
+    for encoding in ("utf-9", "base64", "zlib"):
+        with pytest.raises(ValueError, match=f"encoding is '{encoding}', which is not one that Python"):
+            read_texts(path, encoding)
+    path.write_bytes(b"\xef\xbb\xbfabc\xff")
+    for encoding in ("utf-8", "UTF8"):
+        with pytest.raises(ValueError, match="from byte 6 on"):
+            read_texts(path, encoding)
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"abc" * 10])
@@ -206,7 +227,15 @@ def test_the_files_are_fetched_only_when_asked(tmp_path: Path, served: tuple[str
     download_penn_treebank(goal, f"{address}/archive.tgz")  # all is there: nothing is fetched
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not an archive"])
+def test_a_download_goes_into_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "text").write_text("mine")
+    with pytest.raises(FileExistsError, match="a file, but a download goes into a folder"):
+        download_penn_treebank(tmp_path / "text")
+    with pytest.raises(ValueError, match="download is asked for without data"):
+        Chars(download=True)
+
+
+@pytest.mark.parametrize("content", [None, b"", b"not an archive", gzip.compress(b"x" * 10**5)[:-9]])
 def test_a_download_that_fails_leaves_nothing(tmp_path: Path, served: tuple[str, Path], content: bytes | None) -> None:
     address, root = served
     if content is not None:

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 import avagrad
 from avagrad.lab.config import Config, configure
@@ -23,17 +24,7 @@ from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import task_class
 from avagrad.lab.trainer import Stopped, Watcher, train
 
-SMALL_CHARS = {"batch_size": 8, "bptt": 16, "embedding": 12, "hidden": 16, "layers": 2, "weight_drop": 0.2}
-SMALL_CHARS |= {"dropout_outside": 0.1, "dropout_between": 0.1, "dropout_embedding": 0.1}
-
-
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    """A short text in which the next letter can be learnt."""
-    path = tmp_path / "text.txt"
-    rng = random.Random(0)
-    path.write_text(" ".join(rng.choice(["the", "cat", "sat", "on", "mat", "dog"]) for _ in range(1500)))
-    return str(path)
+__all__ = ["text"]  # a fixture
 
 
 def small(task: str, optimizer: str = "avagrad", text: str | None = None, **settings: Any) -> Config:
@@ -41,46 +32,6 @@ def small(task: str, optimizer: str = "avagrad", text: str | None = None, **sett
     if task == "chars":
         return configure(task, optimizer, data=text, task_options=SMALL_CHARS, **settings)
     return configure(task, optimizer, **settings)
-
-
-def timeless(value: Any) -> Any:
-    """Everything but what a clock says."""
-    if isinstance(value, dict):
-        return {key: timeless(item) for key, item in value.items() if key != "seconds"}
-    return [timeless(item) for item in value] if isinstance(value, list) else value
-
-
-def left_behind(folder: Path) -> tuple[Any, Any, dict[str, Any]]:
-    result = json.loads((folder / "result.json").read_text())
-    return timeless(result), timeless(read_metrics(folder)), torch.load(folder / "checkpoint.pt", weights_only=True)
-
-
-def assert_same(one: Path, other: Path) -> None:
-    """Results, metrics, weights and moments are equal to the bit."""
-    (result, metrics, state), (result_, metrics_, state_) = left_behind(one), left_behind(other)
-    assert result == result_
-    assert metrics == metrics_
-    assert state["step"] == state_["step"]
-    for name, tensor in state["model"].items():
-        assert torch.equal(tensor, state_["model"][name]), name
-    for key, entry in state["optimizer"]["state"].items():
-        for name, value in entry.items():
-            there = state_["optimizer"]["state"][key][name]
-            assert torch.equal(value, there) if isinstance(value, torch.Tensor) else value == there, (key, name)
-    assert torch.equal(state["generators"]["noise"], state_["generators"]["noise"])
-    assert torch.equal(state["generators"]["torch"], state_["generators"]["torch"])
-
-
-class StopAt(Watcher):
-    """Sends this process a signal after some steps."""
-
-    def __init__(self, *steps: int, number: signal.Signals = signal.SIGTERM) -> None:
-        self.steps, self.number = set(steps), number
-
-    def stepped(self, done: int) -> None:
-        if done in self.steps:
-            self.steps.remove(done)
-            os.kill(os.getpid(), self.number)
 
 
 # --- going on to the same numbers ---
@@ -119,9 +70,10 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
-@pytest.mark.parametrize("seed", [os.getpid()])
-def test_killed_ten_times_it_ends_with_the_same_result(tmp_path: Path, text: str, seed: int) -> None:
-    """SIGKILL, at random moments: while it imports, trains, evaluates, writes. The seed names them if it fails."""
+def test_killed_ten_times_it_ends_with_the_same_result(tmp_path: Path, text: str) -> None:
+    """SIGKILL, at random moments: while it imports, trains, evaluates, writes."""
+    seed = os.getpid()
+    print(f"seed {seed}")  # shown if it fails
     options = [f"--option={name}={value}" for name, value in SMALL_CHARS.items()]
     run = ("chars", "--data", text, "--epochs", "16", "--threads", "1", "--save-every", "0.05", *options)
     began = time.monotonic()
@@ -229,7 +181,9 @@ def test_the_number_of_threads_is_the_first_ones(tmp_path: Path, monkeypatch: py
 
     with pytest.raises(Stopped):
         train(small("digits", threads=2), tmp_path / "run", watcher=Count(1))
-    train(small("digits", threads=1), tmp_path / "run", resume=True, watcher=Count())
+    with pytest.raises(ValueError, match="threads is 2 there and 1 here"):
+        train(small("digits", threads=1), tmp_path / "run", resume=True)
+    train(configure("digits", epochs=2), tmp_path / "run", resume=True, watcher=Count())
     assert set(seen) == {2}
 
 
@@ -333,6 +287,65 @@ def test_a_model_that_only_evaluates_to_nan_has_diverged(tmp_path: Path, monkeyp
     assert (result["status"], result["diverged_at"]) == ("diverged", 15)
 
 
+def test_a_test_loss_that_is_not_finite_is_a_divergence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cls = task_class("digits")
+    evaluate = cls.evaluate
+
+    def bad_test(task: Any, model: Any, part: str) -> Any:
+        score = evaluate(task, model, part)
+        return score._replace(loss=math.inf) if part == "test" else score
+
+    monkeypatch.setattr(cls, "evaluate", bad_test)
+    assert train(small("digits"), tmp_path / "run")["status"] == "diverged"
+
+
+# --- signals that come twice, or late ---
+
+
+def test_a_second_signal_does_not_end_the_process_while_it_saves(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    save = RunFolder.save
+
+    def slow(folder: RunFolder, state: dict[str, Any]) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
+        os.kill(os.getpid(), signal.SIGINT)
+        save(folder, state)
+
+    monkeypatch.setattr(RunFolder, "save", slow)
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+    assert (tmp_path / "run" / "checkpoint.pt").exists()
+
+
+def test_a_signal_that_comes_too_late_is_handed_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    heard: list[int] = []
+    before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
+    try:
+        assert train(small("digits", epochs=1), tmp_path / "run", watcher=StopAt(16))["status"] == "finished"
+        assert heard == []
+        write = RunFolder.write_result
+
+        def signalled(folder: RunFolder, result: dict[str, Any]) -> None:
+            os.kill(os.getpid(), signal.SIGTERM)
+            write(folder, result)
+
+        monkeypatch.setattr(RunFolder, "write_result", signalled)
+        assert train(small("digits", epochs=1), tmp_path / "late")["status"] == "finished"
+        assert heard == [signal.SIGTERM]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        config = small("digits", epochs=1)
+        assert train(config, tmp_path / "run", watcher=StopAt(3, number=signal.SIGINT))["status"] == "finished"
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
 # --- the folder is never overwritten ---
 
 
@@ -382,6 +395,10 @@ def test_other_data_are_refused(tmp_path: Path, text: str) -> None:
         train(small("chars", "adam", str(moved)), tmp_path / "run", resume=True, watcher=StopAt(6))
     moved.write_text(moved.read_text().replace("cat", "cow"))
     refused(tmp_path / "run", small("chars", "adam", str(moved)), ValueError, "other data", resume=True)
+    train(small("chars", "adam", text), tmp_path / "run", resume=True)  # a finished run, too, is one on its own data
+    refused(tmp_path / "run", small("chars", "adam", str(moved)), ValueError, "other data", resume=True)
+    moved.write_text(Path(text).read_text().translate(str.maketrans("abcdefghijklmno", "ABCDEFGHIJKLMNO")))
+    refused(tmp_path / "run", small("chars", "adam", str(moved)), ValueError, "other data", resume=True)
 
 
 def test_two_processes_do_not_share_a_folder(tmp_path: Path) -> None:
@@ -408,6 +425,64 @@ def test_metrics_that_were_cut_are_noticed(tmp_path: Path) -> None:
         train(small("digits"), tmp_path / "run", watcher=StopAt(20))
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     refused(tmp_path / "run", small("digits"), ValueError, "metrics.jsonl", "shorter", resume=True)
+
+
+@pytest.mark.parametrize(
+    ("name", "content"), [("result.json", "{}"), ("config.json", '{"config": {}}'), ("checkpoint.pt", None)]
+)
+def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+    if content is None:
+        torch.save({"metrics_bytes": 0, "about": {}}, tmp_path / "run" / name)
+    else:
+        (tmp_path / "run" / name).write_text(content)
+    refused(tmp_path / "run", small("digits"), ValueError, str(tmp_path / "run"), resume=True)
+
+
+def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(task_class("digits"), "build", lambda task: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        train(small("digits"), tmp_path / "run")
+    assert contents(tmp_path / "run") == {}
+    monkeypatch.undo()
+    assert train(small("digits"), tmp_path / "run")["status"] == "finished"
+
+
+def test_a_change_of_versions_is_remarked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where there is no checkpoint yet."""
+    config = small("digits", epochs=1)
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run", watcher=StopAt(3))
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    monkeypatch.setattr(avagrad, "__version__", "9.9")
+    remarks = train(config, tmp_path / "run", resume=True)["remarks"]
+    assert len(remarks) == 1
+    assert "from step 0 on it ran with" in remarks[0]
+    assert "9.9" in remarks[0]
+
+
+def test_tensorboard_shows_no_step_twice(tmp_path: Path) -> None:
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+    config = small("digits", epochs=3)
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run", tensorboard=True, watcher=StopAt(40))
+    (tmp_path / "run" / "checkpoint.pt").unlink()  # as if it had been killed before it saved
+    train(config, tmp_path / "run", tensorboard=True, resume=True)
+    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
+    events.Reload()
+    assert [event.step for event in events.Scalars("loss")] == [15, 30, 45]
+
+
+def test_lines_that_nobody_reads_do_not_stop_a_run(tmp_path: Path) -> None:
+    out = tmp_path / "run"
+    process = subprocess.Popen(
+        command("digits", "--epochs", "3", "--out", str(out)), env=environment(), stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    process.stderr.close()
+    assert process.wait(timeout=60) == 0
+    assert (out / "result.json").exists()
 
 
 def test_what_a_kill_leaves_at_the_very_start_is_no_run(tmp_path: Path) -> None:
@@ -472,12 +547,40 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
         ({"task_options": {"full": 1}}, "full is 1, but must be true or false"),
         ({"optimizer_options": {"nrom": 1}}, "an optimizer option is 'nrom', which is not known; did you mean 'norm'?"),
         ({"optimizer": "amsgrad", "optimizer_options": {"amsgrad": False}}, "amsgrad is fixed at True"),
+        ({"optimizer": "sgd", "optimizer_options": {"maximize": "no"}}, "maximize is 'no', but must be true or false"),
+        ({"optimizer": "sgd", "optimizer_options": {"momentum": math.inf}}, "momentum is inf, but must be a finite"),
+        (
+            {"optimizer": "adam", "optimizer_options": {"betas": (0.9,)}},
+            "betas is (0.9,), but must be 2 finite",
+        ),
+        ({"optimizer_options": {"norm": 2.5}}, "norm is 2.5, but must be a whole number"),
+        ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but is a setting of its own"),
+        ({"optimizer_options": {"differentiable": True}}, "the trainer decides on it"),
+        ({"optimizer": "adam", "eps": math.inf}, "eps is inf, but must be a finite number above 0"),
+        ({"lr": 10**400}, "but must be a finite number of at least 0"),
+        ({"milestones": 5}, "milestones is 5, but must be epochs in rising order"),
+        ({"threads": 10**9}, "but must be a whole number from 1 to 4096"),
+        ({"device": "meta"}, "device is 'meta', which torch cannot use here"),
+        ({"precision": "bf16"}, "precision is 'bf16', but must be float32 on a device other than CUDA"),
+        ({"precision": "half"}, "precision is 'half', but must be one of float32, tf32, bf16"),
+        ({"graph": True}, "graph is True, but must be False on a device other than CUDA"),
     ],
 )
 def test_bad_settings_are_answered_with_a_sentence(settings: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError) as caught:  # noqa: PT011  (what it says is looked at below)
         configure("digits", **settings)
     assert says in str(caught.value)
+
+
+def test_lists_are_as_good_as_tuples() -> None:
+    config = configure("digits", "adam", milestones=[1, 2], optimizer_options={"betas": [0.8, 0.9]})
+    assert Config.from_json(config.as_json()) == config
+
+
+@pytest.mark.parametrize(("options", "says"), [({"data": "x"}, "data is 'x'"), ({"download": True}, "download")])
+def test_digits_need_no_data(options: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=f"digits: {says}.* come with scikit-learn"):
+        task_class("digits")(**options)
 
 
 def test_what_no_source_gives_is_asked_for() -> None:

@@ -1,12 +1,11 @@
 """The trainer on a GPU: the graph computes what single operations do, and goes on to the same bits."""
 
-import random
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from test_trainer import SMALL_CHARS, StopAt, assert_same, left_behind, timeless
+from runs import SMALL_CHARS, StopAt, assert_same, left_behind, text, timeless
 
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import read_metrics
@@ -16,12 +15,7 @@ from avagrad.lab.trainer import Stopped, train
 pytestmark = pytest.mark.gpu
 
 
-@pytest.fixture
-def text(tmp_path: Path) -> str:
-    path = tmp_path / "text.txt"
-    rng = random.Random(0)
-    path.write_text(" ".join(rng.choice(["the", "cat", "sat", "on", "mat", "dog"]) for _ in range(1500)))
-    return str(path)
+__all__ = ["text"]  # a fixture
 
 
 def chars(text: str, optimizer: str = "avagrad", **settings: Any) -> Config:

@@ -4,6 +4,7 @@ The command ``avagrad train`` has the same options, and hands them to the same :
 """
 
 import argparse
+import contextlib
 import itertools
 import json
 import sys
@@ -39,11 +40,14 @@ OPTIONS: dict[str, tuple[type, str]] = {
 }
 
 
-def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
-    """Read ``name=value`` pairs; a value is JSON where it can be, else a word.
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
 
-    >>> parse_settings(["model=conv", "width=32", "full=true"], "option")
-    {'model': 'conv', 'width': 32, 'full': True}
+
+def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
+    """Read ``name=value`` pairs; a value is JSON where it can be (or Python's True, False, None), else a word.
+
+    >>> parse_settings(["model=conv", "width=32", "full=true", "nesterov=False"], "option")
+    {'model': 'conv', 'width': 32, 'full': True, 'nesterov': False}
     >>> parse_settings(["model"], "option")
     Traceback (most recent call last):
     ...
@@ -55,7 +59,7 @@ def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"{what} is {pair!r}, but must be name=value.")
         try:
-            read = json.loads(value)
+            read = json.loads(_PYTHONS.get(value, value))
         except ValueError:
             read = value
         settings[name.replace("-", "_")] = tuple(read) if isinstance(read, list) else read
@@ -102,10 +106,13 @@ def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimize
 
 
 def _free_folder(config: Config) -> Path:
-    """Return a folder under runs/ that does not exist yet."""
+    """Make a folder under runs/ that was not there, also not for another command that starts now."""
     base = f"{config.task}-{config.optimizer}-seed{config.seed}"
-    names = itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2)))
-    return next(path for name in names if not (path := Path("runs", name)).exists())
+    for name in itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2))):
+        with contextlib.suppress(FileExistsError):
+            Path("runs", name).mkdir(parents=True)
+            return Path("runs", name)
+    raise AssertionError("there are infinitely many names")
 
 
 def run(
@@ -158,13 +165,17 @@ class Lines(Watcher):
     def started(self, config: Config, done: int, total: int) -> None:
         """Say what runs."""
         at = f", from step {done}" if done else ""
-        print(f"{config.task} with {config.optimizer}: {total} steps{at}", file=self.stream, flush=True)
+        self._print(f"{config.task} with {config.optimizer}: {total} steps{at}")
 
     def recorded(self, row: dict[str, Any]) -> None:
         """Print a record."""
         numbers = "  ".join(f"{name} {row[name]:.5g}" for name in ("loss", "error", "lr") if row[name] is not None)
         told = f"epoch {row['epoch']}  step {row['step']}  {numbers}  {row['seconds']:.1f} s"
-        print(told + ("  diverged" if row.get("diverged") else ""), file=self.stream, flush=True)
+        self._print(told + ("  diverged" if row.get("diverged") else ""))
+
+    def _print(self, line: str) -> None:
+        with contextlib.suppress(OSError):  # nobody reads on: the run is worth more than its lines
+            print(line, file=self.stream, flush=True)
 
 
 def summary(result: dict[str, Any], unit: str) -> str:
@@ -211,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"error: {error}", file=sys.stderr)
         return 2
     told = summary(result, task_class(asked["task"]).unit)
+    for remark in result["remarks"]:
+        print(f"note: {remark}", file=sys.stderr)
     print(f"{told} ({time.monotonic() - began:.0f} s in all); {out}")
     return 0
 

@@ -1,10 +1,11 @@
 """What a run is made with: every value, and where it comes from."""
 
 import dataclasses
-import math
 import os
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from os import PathLike
 from typing import Any
 
 import torch
@@ -14,6 +15,7 @@ from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS, default_preset
 from avagrad.lab.stepping import PRECISIONS
 from avagrad.lab.tasks import task_class
+from avagrad.optim.arguments import plain_number
 
 __all__ = ["Config", "configure"]
 
@@ -96,7 +98,7 @@ def configure(
     *,
     preset: str | None = None,
     seed: int = 0,
-    data: str | None = None,
+    data: str | PathLike[str] | None = None,
     device: str = "cpu",
     task_options: Mapping[str, Any] | None = None,
     optimizer_options: Mapping[str, Any] | None = None,
@@ -127,7 +129,7 @@ def configure(
     preset = preset or default_preset(task)
     for name in given:
         look_up("a setting of a run", name, dict.fromkeys(_RUN))
-    asked = {name: Sourced(value, "given") for name, value in given.items() if value is not None}
+    asked = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
         asked["clip"] = Sourced(None, "given")
     values = {**protocol, **record.found(task, preset), **asked}
@@ -137,8 +139,13 @@ def configure(
     options |= {name: value for name, value in protocol.items() if name not in _RUN}
     cls.check_options(dict(task_options or {}))
     options |= {name: Sourced(value, "given") for name, value in (task_options or {}).items()}
+    for name in optimizer_options or {}:
+        if name in ("lr", "eps", "weight_decay"):
+            raise ValueError(f"{name} is given as an option of the optimizer, but is a setting of its own.")
+        if name in ("capturable", "differentiable"):
+            raise ValueError(f"{name} is given as an option of the optimizer, but the trainer decides on it.")
     hyper = dict(record.defaults)
-    hyper |= {name: Sourced(value, "given") for name, value in (optimizer_options or {}).items()}
+    hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}
 
     if record.has_eps and "eps" not in values:
         values["eps"] = _asked_for("eps", record.name, task, preset)
@@ -159,7 +166,7 @@ def configure(
         preset=preset,
         seed=seed,
         device=device,
-        data=data,
+        data=None if data is None else str(data),
         task_options={name: value.value for name, value in options.items()},
         optimizer_options={name: value.value for name, value in hyper.items()},
         sources={name: value.source for name, value in (values | options | hyper).items()},
@@ -201,20 +208,21 @@ def _check(config: Config) -> None:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
     def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
 
     for name in ("lr", "weight_decay"):
         value = getattr(config, name)
         refuse_unless(name, is_number(value) and value >= 0, "a finite number of at least 0")
     refuse_unless("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
-    refuse_unless("threads", is_whole(config.threads, 1), "a whole number of at least 1")
+    refuse_unless("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
+    refuse_unless("eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number above 0")
     refuse_unless("seed", is_whole(config.seed, 0), "a whole number of at least 0")
     refuse_unless("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
     clips = config.clip is None or (is_number(config.clip) and config.clip > 0)
     refuse_unless("clip", clips, "a finite number above 0, or left out")
-    rises = sorted(set(config.milestones)) == list(config.milestones)
-    whole = all(is_whole(milestone, 1) for milestone in config.milestones)
-    refuse_unless("milestones", rises and whole, "epochs in rising order, each a whole number of at least 1")
+    whole = isinstance(config.milestones, tuple) and all(is_whole(milestone, 1) for milestone in config.milestones)
+    rises = whole and sorted(set(config.milestones)) == list(config.milestones)
+    refuse_unless("milestones", rises, "epochs in rising order, each a whole number of at least 1")
     refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
     on_cuda = config.device.startswith("cuda")
     refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
@@ -222,6 +230,6 @@ def _check(config: Config) -> None:
     fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
     refuse_unless("graph", fits, f"False for {config.task}, and where several processes share a run")
     try:
-        torch.empty(0, device=config.device)
+        torch.empty(1, device=config.device).cpu()
     except Exception as error:
         raise ValueError(f"device is {config.device!r}, which torch cannot use here ({error}).") from error

@@ -113,10 +113,12 @@ class RunFolder:
         """
         folder = cls(Path(path))
         folder._make()
+        is_new = False
         try:
             folder._hold()
             held = sorted(set(os.listdir(folder.path)) - _UNFINISHED)
             if not held:
+                is_new = True
                 folder.write_json(CONFIG, {"config": config, "about": about})
             elif not resume:
                 raise FileExistsError(
@@ -126,6 +128,10 @@ class RunFolder:
             else:
                 folder._check_that_it_holds(config, held, may_differ)
             yield folder
+        except BaseException:
+            if is_new and set(os.listdir(folder.path)) - _UNFINISHED == {CONFIG}:
+                (folder.path / CONFIG).unlink()  # nothing has come of it: the folder is free for another try
+            raise
         finally:
             folder._let_go()
 
@@ -161,9 +167,10 @@ class RunFolder:
             raise FileExistsError(
                 f"out is {str(self.path)!r}, which holds {_some(held)} but no {CONFIG}: it is not the folder of a run."
             )
-        there = self.read_json(CONFIG).get("config")
-        if not isinstance(there, dict):
-            raise ValueError(f"{self.path / CONFIG} is not one that a run has written: it has no 'config'.")
+        written = self.read_json(CONFIG)
+        there = written.get("config")
+        if not isinstance(there, dict) or not isinstance(written.get("about"), dict):
+            raise ValueError(f"{self.path / CONFIG} is not one that a run has written: 'config' or 'about' is missing.")
         keys = sorted((config.keys() | there.keys()) - set(may_differ))
         differs = [key for key in keys if plain(config.get(key)) != there.get(key)]
         if differs:
@@ -193,7 +200,12 @@ class RunFolder:
 
     def read_result(self) -> dict[str, Any] | None:
         """Return the result, if the run is finished."""
-        return self.read_json(RESULT) if (self.path / RESULT).exists() else None
+        if not (self.path / RESULT).exists():
+            return None
+        result = self.read_json(RESULT)
+        if result.get("status") not in ("finished", "diverged"):
+            raise ValueError(f"{self.path / RESULT} is not one that a run has written: its status is missing.")
+        return result
 
     def write_result(self, result: dict[str, Any]) -> None:
         """Write the result: the run is finished."""

@@ -6,6 +6,7 @@ on each task. Every setting carries its source: ``paper`` ("Domain-independent D
 """
 
 import inspect
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -71,6 +72,26 @@ class Method:
         """
         return self.settings.get((task, preset), {})
 
+    def _check_kind(self, name: str, value: Any) -> None:
+        """Refuse a value of another kind than the class's own default: torch takes the word "False" for true."""
+        if isinstance(value, Tensor):
+            return
+        parameter = inspect.signature(self.make).parameters[name]
+        default = parameter.default
+        several = default if isinstance(default, tuple) else ()
+        fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(_is_number, value))
+        kinds = {
+            bool: ("true or false", isinstance(value, bool)),
+            tuple: (f"{len(several)} finite numbers", fits_several),
+            float: ("a finite number", _is_number(value)),
+            int: ("a whole number", isinstance(value, int) and not isinstance(value, bool)),
+        }
+        is_float = type(default) is int and "float" in str(parameter.annotation)  # torch's momentum: float = 0
+        kind = float if is_float else type(default)
+        allowed, fits = kinds.get(kind, ("", True))
+        if not fits:
+            raise ValueError(f"{self.name}: {name} is {value!r}, but must be {allowed}.")
+
     def build(self, params: Iterable[Tensor], options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; an unknown option is answered with the nearest one.
 
@@ -80,13 +101,21 @@ class Method:
         True
         """
         known = [name for name in inspect.signature(self.make).parameters if name not in ("self", "params")]
-        for_cuda = {"fused": True if self.make.__module__.startswith("torch.") else None, "capturable": True}
-        for name in options:
+        for_cuda: dict[str, Any] = {
+            "fused": True if self.make.__module__.startswith("torch.") else None,
+            "capturable": True,
+        }
+        for name, value in options.items():
             if name in self.fixed:
                 raise ValueError(f"optimizer option {name} is fixed at {self.fixed[name]!r} for {self.name}.")
             look_up(f"{self.name}: an optimizer option", name, dict.fromkeys(known))
+            self._check_kind(name, value)
         extra = {name: value for name, value in for_cuda.items() if on_cuda and name in known and name not in options}
         return self.make(params, **self.fixed, **options, **extra)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def method(name: str) -> Method:

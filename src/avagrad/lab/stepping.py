@@ -171,7 +171,7 @@ class GraphStep(Step):
         kept = self.carry
         loss = self._forward(batch, keep=True)
         gradients = torch.autograd.grad(loss, self.parameters)
-        torch._foreach_copy_([p.grad for p in self.parameters], gradients)  # type: ignore[arg-type]
+        torch._foreach_copy_([p.grad for p in self.parameters if p.grad is not None], gradients)
         self._update()
         for old, new in zip(kept, self.carry, strict=True):
             old.copy_(new)

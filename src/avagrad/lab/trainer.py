@@ -13,6 +13,7 @@ scikit-learn, which has the digits).
 
 import contextlib
 import math
+import os
 import random
 import signal
 import sys
@@ -42,6 +43,7 @@ __all__ = ["Stopped", "Watcher", "train"]
 
 # A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = ("sources", "data", "threads")
+_GRACE = 5.0  # seconds
 _LOOKS_EVERY = 64  # steps between two looks at a GPU's counters, each of which waits for it
 
 
@@ -114,21 +116,23 @@ def train(
         options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
         task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
         facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-        claim = RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=_MAY_DIFFER)
+        may_differ = set(_MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
+        claim = RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=may_differ)
         folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
-        if (result := folder.read_result()) is not None:
-            return result
         written = folder.read_json(CONFIG)
-        if written["about"]["data"] != facts["data"]:
+        if written["about"].get("data") != facts["data"]:
             here = repr(config.data) if config.data else "those that come with the task"
             raise ValueError(f"out is {str(out)!r}, whose run was begun on other data than {here}.")
+        if (result := folder.read_result()) is not None:
+            return result
         threads = int(written["config"]["threads"])
         stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
         is_first = processes.rank == 0
-        events = stack.enter_context(_writer(folder.path if tensorboard and is_first else None))
         told = stack.enter_context(_signals())
         watcher = watcher if watcher is not None and is_first else Watcher()
-        return _Run(config, task, processes, folder, facts, watcher, events, told, save_every).to_its_end()
+        run = _Run(config, task, processes, folder, facts, watcher, told, save_every, begun_with=written["about"])
+        run.events = stack.enter_context(_writer(folder.path if tensorboard and is_first else None, run.step))
+        return run.to_its_end()
 
 
 class _Run:
@@ -142,12 +146,13 @@ class _Run:
         folder: RunFolder,
         facts: dict[str, Any],
         watcher: Watcher,
-        events: Any,
         told: "_Told",
         save_every: float,
+        begun_with: dict[str, Any],
     ) -> None:
         self.config, self.task, self.processes, self.folder, self.facts = config, task, processes, folder, facts
-        self.watcher, self.events, self.told, self.save_every = watcher, events, told, save_every
+        self.watcher, self.told, self.save_every = watcher, told, save_every
+        self.events: Any = None
         seed = stream(config.seed, "global")
         torch.manual_seed(seed)
         random.seed(seed)
@@ -168,7 +173,11 @@ class _Run:
         self.seconds_before = 0.0
         self.resumed_with: list[str] = []
         if (state := folder.load()) is not None:
-            self._restore(state)
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise ValueError(f"the checkpoint in {folder.path} is not one of this run ({error!r}).") from error
+        self._note_what_changed(begun_with if state is None else state["about"])
         self.total = config.epochs * task.steps_per_epoch
         self.take_step = self._stepper()
 
@@ -265,11 +274,11 @@ class _Run:
         if not self.last or self.last["step"] != self.step:  # cannot be: an epoch ends with a record
             raise AssertionError("a run ended without its last record")
         self._save()
-        return self._conclude(
-            "finished",
-            {"loss": self.last["validation_loss"], "error": self.last["error"]},
-            self._evaluate("test")._asdict(),
-        )
+        test = self._evaluate("test")
+        if not math.isfinite(test.loss):
+            return self._diverged(self.step)
+        validation = {"loss": self.last["validation_loss"], "error": self.last["error"]}
+        return self._conclude("finished", validation, test._asdict())
 
     def _conclude(self, status: str, validation: Any, test: Any) -> dict[str, Any]:
         result = {
@@ -329,7 +338,9 @@ class _Run:
         self.losses = Losses(self.device, self.step, state["loss_sum"], state["losses"])
         self.last, self.best, self.seconds_before = state["last"], state["best"], state["seconds"]
         self.resumed_with = state["resumed_with"]
-        then, now = ({key: facts[key] for key in ("versions", "commit")} for facts in (state["about"], self.facts))
+
+    def _note_what_changed(self, before: dict[str, Any]) -> None:
+        then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
         if then != now:
             self.resumed_with = [*self.resumed_with, f"from step {self.step} on it ran with {now} instead of {then}."]
 
@@ -364,8 +375,8 @@ def _set_generators(device: str, states: dict[str, Any]) -> None:
 
 
 @contextlib.contextmanager
-def _writer(folder: Path | None) -> Iterator[Any]:
-    """Open TensorBoard's writer, if it is wanted."""
+def _writer(folder: Path | None, step: int) -> Iterator[Any]:
+    """Open TensorBoard's writer, if it is wanted; what it wrote after this step is not to be shown."""
     if folder is None:
         yield None
         return
@@ -375,7 +386,7 @@ def _writer(folder: Path | None) -> Iterator[Any]:
         raise ModuleNotFoundError(
             "tensorboard is asked for, but is not installed: pip install tensorboard, or leave the option out."
         ) from error
-    writer = SummaryWriter(str(folder / "tensorboard"))
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
     try:
         yield writer
     finally:
@@ -387,20 +398,29 @@ class _Told:
 
     def __init__(self) -> None:
         self.to_stop: int | None = None
+        self.since = 0.0
 
 
 @contextlib.contextmanager
 def _signals() -> Iterator[_Told]:
-    """Hear SIGTERM and SIGINT, and remember the first; the second one does what it always does."""
+    """Hear SIGTERM and SIGINT, and remember the first.
+
+    Within a few seconds more of them are one and the same: they must not end the process while it saves. Later ones do
+    what they always do, and so does one that came too late for the run to stop.
+    """
     told = _Told()
     if threading.current_thread() is not threading.main_thread():  # only there can they be heard
         yield told
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
     def hear(number: int, _: object) -> None:
-        told.to_stop = number
-        restore()
+        if told.to_stop is None:
+            told.to_stop, told.since = number, time.monotonic()
+        elif time.monotonic() - told.since > _GRACE:
+            restore()
+            os.kill(os.getpid(), number)
 
     def restore() -> None:
         for number, handler in before.items():
@@ -412,6 +432,8 @@ def _signals() -> Iterator[_Told]:
         yield told
     finally:
         restore()
+    if told.to_stop is not None:
+        os.kill(os.getpid(), told.to_stop)
 
 
 if __name__ == "__main__":

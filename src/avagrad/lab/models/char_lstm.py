@@ -117,11 +117,21 @@ class CharLSTM(nn.Module):
             if masks is not None:
                 w_hh = w_hh * masks.weights[i]
             h, c = (part.unsqueeze(0) for part in state[2 * i : 2 * i + 2])
-            x, h, c = torch.lstm(x, (h, c), [w_ih, w_hh, b_ih, b_hh], True, 1, 0.0, self.training, False, False)
+            weights = [w_ih, w_hh, b_ih, b_hh]
+            if x.is_cuda:
+                weights = _in_one_piece(weights)
+            x, h, c = torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, False)
             after += [h.squeeze(0), c.squeeze(0)]
             if masks is not None:
                 x = x * masks.activations[i + 1]
         return F.linear(x, self.embedding, self.output_bias), tuple(after)
+
+
+def _in_one_piece(weights: list[Tensor]) -> list[Tensor]:
+    """Lay weights out one after the other, as cuDNN wants them; it would do so itself, and warn."""
+    whole = torch.cat([weight.flatten() for weight in weights])
+    pieces = torch.split_with_sizes(whole, [weight.numel() for weight in weights])
+    return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
 
 
 _PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

@@ -74,6 +74,8 @@ class Chars(Task):
         self.rows["train"] = self._in_rows(torch.from_numpy(train), self.batch_size)
 
     def _texts(self) -> Texts:
+        if self.data is None and self.download:
+            raise ValueError("chars: download is asked for without data: name the folder that the files go to.")
         if self.data is None:
             from pydoc_data import topics
 
@@ -89,12 +91,15 @@ class Chars(Task):
 
     def fingerprint(self) -> str:
         """Return a digest of the text."""
-        return digest(self.rows.values())
+        return digest([*self.rows.values(), torch.tensor([ord(letter) for letter in self.alphabet])])
 
     @property
     def remarks(self) -> tuple[str, ...]:
         """What a reader of the results should know about the text."""
-        return self._remarks
+        idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]
+        names = [name for name, is_set in idle if is_set and self.layers == 1]
+        none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} did nothing."
+        return (*self._remarks, none) if names else self._remarks
 
     @property
     def steps_per_epoch(self) -> int:

@@ -34,6 +34,11 @@ class Digits(Task):
     model: str = "mlp"
 
     def __post_init__(self) -> None:
+        if self.data is not None or self.download:
+            given = "download" if self.data is None else f"data is {self.data!r}, which"
+            raise ValueError(f"digits: {given} makes no sense here: the images come with scikit-learn.")
+        if self.batch_size < 2:
+            raise ValueError(f"digits: batch_size is {self.batch_size}, but must be at least 2, for BatchNorm.")
         self.make_model = look_up("digits: model", self.model, _MODELS)
         self.parts = self._load()
         if self.batch_size > len(self.parts["train"][1]):

@@ -6,12 +6,15 @@ which take one byte each where the alphabet is small.
 
 import codecs
 import functools
+import gzip
 import os
 import shutil
 import tarfile
 import tempfile
 import urllib.request
+import zlib
 from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
@@ -118,7 +121,13 @@ def _read_parts(files: list[Path], read: Callable[[Path], Iterator[str]]) -> Tex
 
 def _spelled_line(line: str) -> str:
     """Read "a e r _ b a n k": characters are words, and a space is spelled as an underscore."""
-    return "".join(" " if word == "_" else word for word in line.split()) + END_OF_LINE
+    words = line.split()
+    if long := next((word for word in words if len(word) > 1 and not word.startswith("<")), None):
+        raise ValueError(
+            f"chars: a ptb.char file has the word {long[:40]!r}, where it should have single characters with spaces "
+            "between them: word-level files are called ptb.train.txt, ptb.valid.txt and ptb.test.txt."
+        )
+    return "".join(" " if word == "_" else word for word in words) + END_OF_LINE
 
 
 def _words_line(line: str) -> str:
@@ -129,18 +138,24 @@ def _words_line(line: str) -> str:
 def _pieces(path: Path, encoding: str) -> Iterator[str]:
     """Yield a file's text, a few megabytes at a time; a byte-order mark is not a part of it."""
     try:
-        decoder = codecs.getincrementaldecoder("utf-8-sig" if encoding == "utf-8" else encoding)()
-    except LookupError as error:
-        raise ValueError(f"chars: encoding is {encoding!r}, which Python does not know.") from error
-    done = 0
+        codec = codecs.lookup(encoding)
+        if not codec._is_text_encoding:  # base64 and the like
+            raise LookupError
+        decoder = codecs.getincrementaldecoder(encoding)()
+    except (LookupError, TypeError) as error:
+        raise ValueError(f"chars: encoding is {encoding!r}, which is not one that Python can read text in.") from error
     with path.open("rb") as file:
+        has_mark = codec.name == "utf-8" and file.read(3) == codecs.BOM_UTF8
+    done = len(codecs.BOM_UTF8) if has_mark else 0
+    with path.open("rb") as file:
+        file.seek(done)
         while True:
             raw = file.read(_PIECE)
             pending = len(decoder.getstate()[0])
             try:
                 text = decoder.decode(raw, final=not raw)
-            except UnicodeDecodeError as error:
-                at = done - pending + error.start
+            except UnicodeError as error:
+                at = done - pending + getattr(error, "start", 0)
                 cut = "it ends in the middle of a character: it has been cut off" if not raw else "it is not all text"
                 raise ValueError(
                     f"chars: {str(path)!r} cannot be read as {encoding} from byte {at:,} on: {cut}, "
@@ -155,12 +170,15 @@ def _pieces(path: Path, encoding: str) -> Iterator[str]:
 
 def _lines(path: Path, encoding: str, read_line: Callable[[str], str]) -> Iterator[str]:
     """Yield a file's lines as characters, many at a time."""
-    rest = ""
+    begun: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
     for piece in _pieces(path, encoding):
-        *lines, rest = (rest + piece).split("\n")
-        if lines:
+        first, *others = piece.split("\n")
+        begun.append(first)
+        if others:
+            *lines, last = "".join(begun), *others
             yield "".join(map(read_line, lines))
-    if rest.strip():
+            begun = [last]
+    if (rest := "".join(begun)).strip():
         yield read_line(rest)
 
 
@@ -209,6 +227,8 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
     """
     folder = Path(folder)
     names = [f"ptb.char.{part}.txt" for part in PARTS]
+    if folder.exists() and not folder.is_dir():
+        raise FileExistsError(f"chars: data is {str(folder)!r}, a file, but a download goes into a folder.")
     if all((folder / name).exists() for name in names):
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -217,6 +237,9 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
         try:
             with urllib.request.urlopen(address, timeout=60) as response, archive.open("wb") as file:
                 shutil.copyfileobj(response, file)
+            with gzip.open(archive) as whole:  # its checksum stands at its end, which tar does not read
+                while whole.read(_PIECE):
+                    pass
             with tarfile.open(archive) as tar:
                 members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
                 for name in names:
@@ -224,7 +247,7 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
                         content = tar.extractfile(members[name])
                         assert content is not None
                         shutil.copyfileobj(content, file)
-        except (OSError, ValueError, KeyError, tarfile.TarError) as error:
+        except (OSError, ValueError, KeyError, EOFError, zlib.error, tarfile.TarError, HTTPException) as error:
             raise OSError(
                 f"chars: {address!r} could not be fetched ({error}); "
                 f"the files can be put into {str(folder)!r} by hand. {_WANTED}"
