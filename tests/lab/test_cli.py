@@ -40,6 +40,50 @@ def test_train_runs_and_goes_on(tmp_path: Path) -> None:
     done = avagrad_command(*run, "--out", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert re.search(r"test error [\d.]+ %, validation error [\d.]+ %", done.stdout)
+    assert done.stderr == ""  # quiet where there is no terminal
+    config = json.loads((tmp_path / "x" / "config.json").read_text())["config"]
+    assert (config["lr"], config["eps"], config["seed"], config["epochs"]) == (1, 10, 3, 2)
+    again = avagrad_command(*run, "--out", "x", cwd=tmp_path)
+    assert again.returncode == 2
+    assert again.stderr.startswith("error: out is 'x', which already holds")
+    more = avagrad_command(*run, "--out", "x", "--resume", cwd=tmp_path)
+    assert more.stdout == done.stdout
+
+
+def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
+    for _ in range(2):
+        done = avagrad_command("train", "digits", "--epochs", "1", cwd=tmp_path)
+        assert done.returncode == 0, done.stderr
+    assert sorted(os.listdir(tmp_path / "runs")) == ["digits-avagrad-seed0", "digits-avagrad-seed0-2"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (("train", "digitz"), "task is 'digitz', which is not known; did you mean 'digits'?"),
+        (("train", "synthetic"), "`avagrad synthetic` runs it"),
+        (("train", "digits", "--optimizer", "avagard"), "did you mean 'avagrad'?"),
+        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. There are: quick"),
+        (("train", "digits", "-o", "modle=conv"), "did you mean 'model'?"),
+        (("train", "digits", "-o", "model"), "option is 'model', but must be name=value"),
+        (("train", "digits", "--milestones", "a,b"), "milestones is 'a,b', but must be epochs"),
+        (("train", "digits", "--resume"), "resume is asked for without out"),
+        (("train", "chars", "--data", "nowhere"), "which does not exist"),
+        (("train", "chars", "--optimizer", "adabound", "--preset", "paper"), "no source gives one for adabound"),
+        (("synthetic", "--methods", "adma"), "did you mean 'adam'?"),
+        (("synthetic", "--w1", "2"), "w1 is 2.0, but must be a number from 0 to 1"),
+        (("bench", "step", "--sets", "resnet"), "did you mean 'resnet50'?"),
+    ],
+)
+def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code != 0
+    assert says in str(result.exception)
+
+
+def test_errors_end_the_process_with_code_2() -> None:
+    done = avagrad_command("train", "digitz")
+    assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr.startswith("error: task is 'digitz', which is not known; did you mean 'digits'?")
 
 
