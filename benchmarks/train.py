@@ -70,8 +70,13 @@ def main() -> None:
     arguments = parser.parse_args()
     rows = []
     for variant in variants(arguments.cifar, arguments.text):
-        if arguments.only in str(variant):
+        if arguments.only not in str(variant):
+            continue
+        try:
             rows.append(seconds_per_epoch(variant, arguments.epochs))
+        except RuntimeError as error:
+            print(f"{variant}: {str(error)[-1000:]}", flush=True)
+        else:
             print(json.dumps(rows[-1]), flush=True)
     columns = ["task", "model", "method", "graph", "compile", "precision", "s an epoch", "ms a step", "first, s", "GB"]
     cells = [

@@ -67,7 +67,10 @@ def about() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed."""
+    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed.
+
+    Where there is only a copy of one, AVAGRAD_COMMIT may say which.
+    """
 
     def git(*arguments: str) -> str:
         command = ("git", "-C", str(Path(__file__).parent), *arguments)
@@ -78,4 +81,4 @@ def _commit() -> str | None:
             return None  # installed somewhere inside of another project's checkout
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
     except (OSError, subprocess.SubprocessError):
-        return None
+        return os.environ.get("AVAGRAD_COMMIT")

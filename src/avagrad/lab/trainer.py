@@ -237,13 +237,14 @@ class _Run:
         score = self._evaluate("validation")
         if not math.isfinite(score.loss):
             return False
+        epoch = self.step // self.task.steps_per_epoch
         self.last = {
             "step": self.step,
-            "epoch": self.step // self.task.steps_per_epoch,
+            "epoch": epoch,
             "loss": self.processes.mean(torch.tensor(self.losses.mean(), device=self.device)).item(),
             "validation_loss": score.loss,
             "error": score.error,
-            "lr": float(self.optimizer.param_groups[0]["lr"]),
+            "lr": self.config.lr_at(epoch - 1),
             "gamma": _gamma(self.optimizer),
             "seconds": self._seconds(),
         }
