@@ -2,7 +2,7 @@
 
 import contextlib
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -56,6 +56,15 @@ class Processes:
         shared = torch.tensor(number, device=self.device)
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return int(shared.item())
+
+    def take_the_firsts(self, tensors: Iterable[Tensor]) -> None:
+        """Give every process the first one's values.
+
+        >>> Processes().take_the_firsts([torch.zeros(1)])
+        """
+        if self.world > 1:
+            for tensor in tensors:
+                dist.broadcast(tensor, src=0)
 
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean of the processes' values.

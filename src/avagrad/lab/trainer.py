@@ -229,6 +229,7 @@ class _Run:
 
     def _evaluate(self, part: str) -> Score:
         self.model.eval()
+        self.processes.take_the_firsts(self.model.buffers())  # BatchNorm's statistics are each process's own
         with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
