@@ -1,6 +1,7 @@
 """Several processes that share a run, started by ``torchrun``; with one, everything here is simple."""
 
 import contextlib
+import gc
 import os
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
@@ -102,4 +103,7 @@ def joined(device: str) -> Iterator[Processes]:
         yield Processes(rank, world, device)
     finally:
         if begun_here:
+            # What still holds the group (a DistributedDataParallel model) must go first: freed after it, it may wait
+            # for a thread of the group's that waits for Python.
+            gc.collect()
             dist.destroy_process_group()

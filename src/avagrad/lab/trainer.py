@@ -130,8 +130,9 @@ def train(
         is_first = processes.rank == 0
         told = stack.enter_context(_signals())
         watcher = watcher if watcher is not None and is_first else Watcher()
-        run = _Run(config, task, processes, folder, facts, watcher, told, save_every, begun_with=written["about"])
-        run.events = stack.enter_context(_writer(folder.path if tensorboard and is_first else None, run.step))
+        events_in = folder.path if tensorboard and is_first else None
+        begun_with = written["about"]
+        run = _Run(config, task, processes, folder, facts, watcher, told, save_every, begun_with, events_in)
         return run.to_its_end()
 
 
@@ -149,9 +150,11 @@ class _Run:
         told: "_Told",
         save_every: float,
         begun_with: dict[str, Any],
+        events_in: Path | None,
     ) -> None:
         self.config, self.task, self.processes, self.folder, self.facts = config, task, processes, folder, facts
         self.watcher, self.told, self.save_every = watcher, told, save_every
+        self.events_in = events_in
         self.events: Any = None
         seed = stream(config.seed, "global")
         torch.manual_seed(seed)
@@ -194,6 +197,13 @@ class _Run:
     # --- the loop ---
 
     def to_its_end(self) -> dict[str, Any]:
+        try:
+            with _writer(self.events_in, self.step) as self.events:
+                return self._go_on()
+        finally:
+            del self.take_step  # a model that processes share must be gone before they part
+
+    def _go_on(self) -> dict[str, Any]:
         self.began = self.saved = time.monotonic()
         self.watcher.started(self.config, self.step, self.total)
         per_epoch = self.task.steps_per_epoch
