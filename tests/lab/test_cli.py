@@ -147,7 +147,7 @@ def test_commands_in_the_documents_parse(line: str) -> None:
         command = command.commands[arguments.pop(0)]
     with command.make_context("avagrad", arguments) as context:
         if "task" in context.params:
-            given = {name: context.params.get(name) for name in OPTIONS}
+            given = {name: context.params.get(name) for name in OPTIONS} | {"device": "cpu"}  # there may be no other
             options, of_method = context.params["option"] or (), context.params["optimizer_option"] or ()
             assert config_of(context.params["task"], given, options, of_method).lr > 0
 

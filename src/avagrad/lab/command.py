@@ -7,6 +7,7 @@ import argparse
 import contextlib
 import itertools
 import json
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -221,6 +222,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
+    if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+        return 0
     told = summary(result, task_class(asked["task"]).unit)
     for remark in result["remarks"]:
         print(f"note: {remark}", file=sys.stderr)

@@ -69,8 +69,10 @@ def about() -> dict[str, Any]:
 def _commit() -> str | None:
     """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed.
 
-    Where there is only a copy of one, AVAGRAD_COMMIT may say which.
+    AVAGRAD_COMMIT says it where the code is a copy of a checkout.
     """
+    if named := os.environ.get("AVAGRAD_COMMIT"):
+        return named
 
     def git(*arguments: str) -> str:
         command = ("git", "-C", str(Path(__file__).parent), *arguments)
@@ -81,4 +83,4 @@ def _commit() -> str | None:
             return None  # installed somewhere inside of another project's checkout
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
     except (OSError, subprocess.SubprocessError):
-        return os.environ.get("AVAGRAD_COMMIT")
+        return None

@@ -67,6 +67,19 @@ class Processes:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
+    def all_of(self, value: Tensor) -> list[float]:
+        """Return all processes' values, in their order.
+
+        >>> Processes().all_of(torch.tensor(2.0))
+        [2.0]
+        """
+        values = [torch.empty_like(value) for _ in range(self.world)]
+        if self.world == 1:
+            values = [value]
+        else:
+            dist.all_gather(values, value)
+        return [one.item() for one in values]
+
     def mean(self, value: Tensor) -> Tensor:
         """Return the mean of the processes' values.
 

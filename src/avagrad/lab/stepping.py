@@ -66,7 +66,17 @@ class Losses:
 
 
 class Step:
-    """Takes steps one operation at a time."""
+    """Takes steps one operation at a time.
+
+    >>> from avagrad.lab.tasks import task_class
+    >>> task = task_class("digits")()
+    >>> model = task.new_model()
+    >>> optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), Losses("cpu")
+    >>> step = Step(task, model, optimizer, torch.Generator(), losses, clip=None, precision="float32")
+    >>> order = task.order(0)
+    >>> bool(step(task.batch(order, 0)) > step(task.batch(order, 0)))  # the same batch, one step later
+    True
+    """
 
     def __init__(
         self,
@@ -113,6 +123,9 @@ class GraphStep(Step):
 
     A batch of another shape than the recorded one (the end of a text) is again taken one operation at a time, with
     the gradients in the same memory: the optimizer in the graph reads them there.
+
+    >>> issubclass(GraphStep, Step)  # made and called as a Step is
+    True
     """
 
     _EAGER = 3  # lazily made things (workspaces, states, compiled kernels) are made before the recording

@@ -313,11 +313,12 @@ class _Run:
     # --- stopping and going on ---
 
     def _save_if_it_is_time(self) -> None:
-        if to_stop := self.processes.largest(self.told.to_stop or 0):
+        is_time = time.monotonic() - self.saved >= self.save_every
+        wanted = self.processes.largest(self.told.to_stop or int(is_time))  # no signal that is heard has the number 1
+        if wanted:
             self._save()
-            raise Stopped(to_stop, self.folder.path)
-        if time.monotonic() - self.saved >= self.save_every:
-            self._save()
+        if wanted > 1:
+            raise Stopped(wanted, self.folder.path)
 
     def _save(self) -> None:
         self.folder.save(self._state())
@@ -332,7 +333,7 @@ class _Run:
             "generators": _generators(self.device) | {"noise": self.noise.get_state()},
             "carry": list(self.take_step.carry),
             "step": self.step,
-            "loss_sum": self.losses.total.item(),
+            "loss_sums": self.processes.all_of(self.losses.total),
             "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
@@ -347,9 +348,13 @@ class _Run:
         self.noise.set_state(state["generators"]["noise"])
         self.carry = tuple(part.to(self.device) for part in state["carry"])
         self.step = state["step"]
-        self.losses = Losses(self.device, self.step, state["loss_sum"], state["losses"])
+        sums, world = state["loss_sums"], self.processes.world
+        own = sums[self.processes.rank] if len(sums) == world else sum(sums) / len(sums)
+        self.losses = Losses(self.device, self.step, own, state["losses"])
         self.last, self.best, self.seconds_before = state["last"], state["best"], state["seconds"]
         self.resumed_with = state["resumed_with"]
+        if len(sums) != world:
+            self.resumed_with += [f"from step {self.step} on it ran in {world} processes instead of {len(sums)}."]
 
     def _note_what_changed(self, before: dict[str, Any]) -> None:
         then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
