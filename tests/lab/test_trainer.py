@@ -15,7 +15,6 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 import avagrad
 from avagrad.lab.config import Config, configure
@@ -23,6 +22,7 @@ from avagrad.lab.folder import RunFolder, read_metrics, write_whole
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import task_class
 from avagrad.lab.trainer import Stopped, Watcher, train
+from runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 __all__ = ["text"]  # a fixture
 
@@ -581,6 +581,58 @@ def test_lists_are_as_good_as_tuples() -> None:
 def test_digits_need_no_data(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=f"digits: {says}.* come with scikit-learn"):
         task_class("digits")(**options)
+
+
+OWN_TASK = """
+from dataclasses import dataclass
+from typing import ClassVar
+import torch
+from torch import nn
+from avagrad.lab.tasks.base import Score, Task, digest, stream
+
+@dataclass(kw_only=True)
+class Line(Task):
+    name: ClassVar[str] = "line"
+    measure: ClassVar[str] = "mean squared error"
+    unit: ClassVar[str] = ""
+    slope: float = 2.0
+
+    def __post_init__(self):
+        self.x = torch.randn(256, 1, generator=torch.Generator().manual_seed(0))
+    steps_per_epoch = property(lambda self: len(self.x) // self.batch_size)
+    def fingerprint(self): return digest([self.x])
+    def build(self): return nn.Linear(1, 1)
+    def order(self, epoch):
+        return torch.randperm(256, generator=torch.Generator().manual_seed(stream(self.seed, epoch)))
+    def batch(self, order, i): return (self.x[order[i * self.batch_size : (i + 1) * self.batch_size]],)
+    def loss(self, model, batch, carry, noise):
+        x = batch[0] + 0.01 * torch.rand_like(batch[0]) + 0.01 * float(__import__("numpy").random.rand())
+        return (model(x) - self.slope * x).square().mean(), carry
+    def evaluate(self, model, part):
+        loss = (model(self.x) - self.slope * self.x).square().mean().item()
+        return Score(loss, loss)
+"""
+
+
+def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By its path. It may use the global generators of torch and numpy, and goes on to the same numbers even so."""
+    (tmp_path / "own_tasks.py").write_text(OWN_TASK)
+    monkeypatch.syspath_prepend(tmp_path)
+    config = configure("own_tasks:Line", "avagrad", lr=0.5, eps=0.1, epochs=20, task_options={"slope": -1.0})
+    assert train(config, tmp_path / "whole")["test"]["error"] < 1e-3
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "parts", watcher=StopAt(30))
+    train(config, tmp_path / "parts", resume=True)
+    assert_same(tmp_path / "whole", tmp_path / "parts")
+    for name, says in (
+        ("own_tasks:Nothing", "cannot be imported as module:Class"),
+        ("no_such_module:Line", "cannot be imported as module:Class"),
+        ("own_tasks:Score", "not a subclass of"),
+    ):
+        with pytest.raises(ValueError, match=says):
+            configure(name, lr=1.0, eps=1.0, epochs=1)
+    with pytest.raises(ValueError, match="epochs: no source gives one for avagrad on own_tasks:Line"):
+        configure("own_tasks:Line", lr=1.0, eps=0.1)
 
 
 def test_what_no_source_gives_is_asked_for() -> None:

@@ -108,7 +108,7 @@ def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimize
 
 def _free_folder(config: Config) -> Path:
     """Make a folder under runs/ that was not there, also not for another command that starts now."""
-    base = f"{config.task}-{config.optimizer}-seed{config.seed}"
+    base = f"{config.task.rpartition(':')[2].lower()}-{config.optimizer}-seed{config.seed}"
     for name in itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
             Path("runs", name).mkdir(parents=True)

@@ -12,7 +12,7 @@ import torch
 
 from avagrad.lab.methods import Sourced, method
 from avagrad.lab.names import look_up
-from avagrad.lab.presets import PRESETS, default_preset
+from avagrad.lab.presets import OWN, PRESETS, default_preset
 from avagrad.lab.stepping import PRECISIONS
 from avagrad.lab.tasks import task_class
 from avagrad.optim.arguments import plain_number
@@ -124,7 +124,7 @@ def configure(
     ValueError: lr: no source gives one for adabound on chars with the preset 'paper': give it.
     """
     cls, record = task_class(task), method(optimizer)
-    presets = PRESETS.get(task, {})
+    presets = PRESETS.get(task, OWN)
     protocol = look_up(f"{task}: preset", preset or default_preset(task), presets)
     preset = preset or default_preset(task)
     for name in given:
@@ -153,8 +153,9 @@ def configure(
         if "eps" in asked:
             raise ValueError(f"eps is {asked['eps'].value}, but {record.name} has no eps.")
         values["eps"] = Sourced(None, "default")
-    if "lr" not in values:
-        values["lr"] = _asked_for("lr", record.name, task, preset)
+    for name in ("lr", "epochs"):
+        if name not in values:
+            values[name] = _asked_for(name, record.name, task, preset)
     on_cuda = device.startswith("cuda")
     config = Config(
         precision=precision or (cls.precision_on_cuda if on_cuda else "float32"),

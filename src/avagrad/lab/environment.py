@@ -3,6 +3,7 @@
 import contextlib
 import os
 import platform
+import random
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -13,7 +14,7 @@ import torch
 
 import avagrad
 
-__all__ = ["about", "computing_with"]
+__all__ = ["about", "computing_with", "generator_states", "set_generator_states"]
 
 
 @contextlib.contextmanager
@@ -50,6 +51,39 @@ def computing_with(threads: int, *, precision: str = "float32", deterministic: b
 
 def _flushes_denormals() -> bool:
     return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
+
+
+def generator_states(device: str) -> dict[str, Any]:
+    """Return the states of all global generators, as a checkpoint can hold them.
+
+    >>> sorted(generator_states("cpu"))
+    ['numpy', 'python', 'torch']
+    """
+    legacy: Any = numpy.random.get_state()
+    name, keys, position, has_gauss, gauss = legacy
+    states = {
+        "torch": torch.get_rng_state(),
+        "python": random.getstate(),
+        "numpy": (name, torch.from_numpy(keys.astype(numpy.int64)), position, has_gauss, gauss),
+    }
+    return states | ({"cuda": torch.cuda.get_rng_state(device)} if torch.device(device).type == "cuda" else {})
+
+
+def set_generator_states(device: str, states: dict[str, Any]) -> None:
+    """Set all global generators to states that were returned by :func:`generator_states`.
+
+    >>> states = generator_states("cpu")
+    >>> drawn = torch.rand(1), random.random()
+    >>> set_generator_states("cpu", states)
+    >>> drawn == (torch.rand(1), random.random())
+    True
+    """
+    torch.set_rng_state(states["torch"])
+    random.setstate(states["python"])
+    name, keys, position, has_gauss, gauss = states["numpy"]
+    numpy.random.set_state((name, keys.numpy().astype(numpy.uint32), position, has_gauss, gauss))
+    if "cuda" in states:
+        torch.cuda.set_rng_state(states["cuda"], device)
 
 
 def about() -> dict[str, Any]:

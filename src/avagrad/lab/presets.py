@@ -10,7 +10,7 @@ from typing import Any
 
 from avagrad.lab.methods import Sourced
 
-__all__ = ["PRESETS", "default_preset"]
+__all__ = ["OWN", "PRESETS", "default_preset"]
 
 
 def _preset(**by_source: Mapping[str, Any]) -> dict[str, Sourced]:
@@ -63,10 +63,19 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
 }
 
 
+# For tasks that are not ours. How long to train, and with which learning rate, has to be said.
+OWN = {
+    "none": {
+        name: Sourced(value, "default")
+        for name, value in {"milestones": (), "factor": 0.1, "weight_decay": 0.0, "clip": None}.items()
+    }
+}
+
+
 def default_preset(task: str) -> str:
     """Return the preset that is taken where none is named: the first one.
 
-    >>> default_preset("digits")
-    'quick'
+    >>> default_preset("digits"), default_preset("my_module:MyTask")
+    ('quick', 'none')
     """
-    return next(iter(PRESETS[task]))
+    return next(iter(PRESETS.get(task, OWN)))

@@ -13,11 +13,8 @@ scikit-learn, which has the digits).
 
 import contextlib
 import math
-import os
 import random
-import signal
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -31,11 +28,12 @@ from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
-from avagrad.lab.environment import about, computing_with
+from avagrad.lab.environment import about, computing_with, generator_states, set_generator_states
 from avagrad.lab.folder import CONFIG, Follower, RunFolder
 from avagrad.lab.methods import method
 from avagrad.lab.processes import Processes, joined
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
+from avagrad.lab.stopping import Stopped, Told, heard_signals
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Score, Task, stream
 
@@ -43,7 +41,6 @@ __all__ = ["Stopped", "Watcher", "train"]
 
 # A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = ("sources", "data", "threads")
-_GRACE = 5.0  # seconds
 _LOOKS_EVERY = 64  # steps between two looks at a GPU's counters, each of which waits for it
 
 
@@ -61,20 +58,6 @@ class Watcher:
 
     def recorded(self, row: dict[str, Any]) -> None:
         """See a line of the metrics."""
-
-
-class Stopped(SystemExit):
-    """The run was told to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
-
-    Uncaught, it ends the process with the code that the signal would have given.
-
-    >>> Stopped(15, Path("runs/x")).code
-    143
-    """
-
-    def __init__(self, number: int, folder: Path) -> None:
-        super().__init__(128 + number)
-        self.folder = folder
 
 
 def train(
@@ -128,7 +111,7 @@ def train(
         threads = int(written["config"]["threads"])
         stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
         is_first = processes.rank == 0
-        told = stack.enter_context(_signals())
+        told = stack.enter_context(heard_signals())
         watcher = watcher if watcher is not None and is_first else Watcher()
         events_in = folder.path if tensorboard and is_first else None
         begun_with = written["about"]
@@ -147,7 +130,7 @@ class _Run:
         folder: RunFolder,
         facts: dict[str, Any],
         watcher: Watcher,
-        told: "_Told",
+        told: Told,
         save_every: float,
         begun_with: dict[str, Any],
         events_in: Path | None,
@@ -330,7 +313,7 @@ class _Run:
             "about": self.facts,
             "model": self.model.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "generators": _generators(self.device) | {"noise": self.noise.get_state()},
+            "generators": generator_states(self.device) | {"noise": self.noise.get_state()},
             "carry": list(self.take_step.carry),
             "step": self.step,
             "loss_sums": self.processes.all_of(self.losses.total),
@@ -344,7 +327,7 @@ class _Run:
     def _restore(self, state: dict[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
-        _set_generators(self.device, state["generators"])
+        set_generator_states(self.device, state["generators"])
         self.noise.set_state(state["generators"]["noise"])
         self.carry = tuple(part.to(self.device) for part in state["carry"])
         self.step = state["step"]
@@ -370,27 +353,6 @@ def _gamma(optimizer: Optimizer) -> float | None:
     return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW)) else None
 
 
-def _generators(device: str) -> dict[str, Any]:
-    """Return the states of all global generators, as a checkpoint can hold them."""
-    legacy: Any = numpy.random.get_state()
-    name, keys, position, has_gauss, gauss = legacy
-    states = {
-        "torch": torch.get_rng_state(),
-        "python": random.getstate(),
-        "numpy": (name, torch.from_numpy(keys.astype(numpy.int64)), position, has_gauss, gauss),
-    }
-    return states | ({"cuda": torch.cuda.get_rng_state(device)} if torch.device(device).type == "cuda" else {})
-
-
-def _set_generators(device: str, states: dict[str, Any]) -> None:
-    torch.set_rng_state(states["torch"])
-    random.setstate(states["python"])
-    name, keys, position, has_gauss, gauss = states["numpy"]
-    numpy.random.set_state((name, keys.numpy().astype(numpy.uint32), position, has_gauss, gauss))
-    if "cuda" in states:
-        torch.cuda.set_rng_state(states["cuda"], device)
-
-
 @contextlib.contextmanager
 def _writer(folder: Path | None, step: int) -> Iterator[Any]:
     """Open TensorBoard's writer, if it is wanted; what it wrote after this step is not to be shown."""
@@ -408,49 +370,6 @@ def _writer(folder: Path | None, step: int) -> Iterator[Any]:
         yield writer
     finally:
         writer.close()
-
-
-class _Told:
-    """The signal that told the run to stop, if one did."""
-
-    def __init__(self) -> None:
-        self.to_stop: int | None = None
-        self.since = 0.0
-
-
-@contextlib.contextmanager
-def _signals() -> Iterator[_Told]:
-    """Hear SIGTERM and SIGINT, and remember the first.
-
-    Within a few seconds more of them are one and the same: they must not end the process while it saves. Later ones do
-    what they always do, and so does one that came too late for the run to stop.
-    """
-    told = _Told()
-    if threading.current_thread() is not threading.main_thread():  # only there can they be heard
-        yield told
-        return
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
-    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
-
-    def hear(number: int, _: object) -> None:
-        if told.to_stop is None:
-            told.to_stop, told.since = number, time.monotonic()
-        elif time.monotonic() - told.since > _GRACE:
-            restore()
-            os.kill(os.getpid(), number)
-
-    def restore() -> None:
-        for number, handler in before.items():
-            signal.signal(number, handler)
-
-    for number in before:
-        signal.signal(number, hear)
-    try:
-        yield told
-    finally:
-        restore()
-    if told.to_stop is not None:
-        os.kill(os.getpid(), told.to_stop)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The tasks, one readable file each; :func:`task_class` finds them by name."""
+"""The tasks, one readable file each; :func:`task_class` finds them by name, and those of your own by their path."""
 
 import importlib
 
@@ -17,7 +17,7 @@ TASKS: dict[str, tuple[str, str, str]] = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task, or say which tasks there are.
+    """Return the class of a task, or say which tasks there are; ``module:Class`` names a task of your own.
 
     >>> task_class("digits").__name__
     'Digits'
@@ -28,6 +28,19 @@ def task_class(name: str) -> type[Task]:
     """
     if name == "synthetic":
         raise ValueError("task is 'synthetic', which is not a training run: `avagrad synthetic` runs it.")
+    if ":" in name:
+        return _own_class(name)
     module, attribute, _ = look_up("task", name, TASKS)
     found: type[Task] = getattr(importlib.import_module(module), attribute)
+    return found
+
+
+def _own_class(name: str) -> type[Task]:
+    module, _, attribute = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"task is {name!r}, which cannot be imported as module:Class ({error}).") from error
+    if not (isinstance(found, type) and issubclass(found, Task)):
+        raise ValueError(f"task is {name!r}, which is not a subclass of avagrad.lab.tasks.base.Task.")
     return found

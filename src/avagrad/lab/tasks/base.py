@@ -52,7 +52,9 @@ def digest(tensors: Iterable[Tensor]) -> str:
 
 @dataclass(kw_only=True)
 class Task(ABC):
-    """A task; its subclasses' fields are the options that people set. To add one, write a file like digits.py.
+    """A task; its subclasses' fields are the options that people set.
+
+    To have one of your own, write a file like digits.py, and name it ``module:Class`` where a task is asked for.
 
     The order of an epoch is a function of the seed and the epoch's number, so a position in the data is two numbers;
     randomness inside a step comes from the generator that the trainer hands over, and keeps.

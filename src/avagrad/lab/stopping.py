@@ -1,0 +1,78 @@
+"""Signals that tell a run to stop: it saves first."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+__all__ = ["Stopped", "Told", "heard_signals"]
+
+_GRACE = 5.0  # seconds
+
+
+class Stopped(SystemExit):
+    """The run was told to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
+
+    Uncaught, it ends the process with the code that the signal would have given.
+
+    >>> Stopped(15, Path("runs/x")).code
+    143
+    """
+
+    def __init__(self, number: int, folder: Path) -> None:
+        super().__init__(128 + number)
+        self.folder = folder
+
+
+class Told:
+    """The signal that told the run to stop, if one did.
+
+    >>> Told().to_stop is None
+    True
+    """
+
+    def __init__(self) -> None:
+        self.to_stop: int | None = None
+        self.since = 0.0
+
+
+@contextlib.contextmanager
+def heard_signals() -> Iterator[Told]:
+    """Hear SIGTERM and SIGINT, and remember the first.
+
+    Within a few seconds more of them are one and the same: they must not end the process while it saves. Later ones do
+    what they always do, and so does one that came too late for the run to stop.
+
+    >>> with heard_signals() as told:
+    ...     told.to_stop is None
+    True
+    """
+    told = Told()
+    if threading.current_thread() is not threading.main_thread():  # only there can they be heard
+        yield told
+        return
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
+
+    def hear(number: int, _: object) -> None:
+        if told.to_stop is None:
+            told.to_stop, told.since = number, time.monotonic()
+        elif time.monotonic() - told.since > _GRACE:
+            restore()
+            os.kill(os.getpid(), number)
+
+    def restore() -> None:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+    for number in before:
+        signal.signal(number, hear)
+    try:
+        yield told
+    finally:
+        restore()
+    if told.to_stop is not None:
+        os.kill(os.getpid(), told.to_stop)
