@@ -54,6 +54,7 @@ def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         done = avagrad_command("train", "digits", "--epochs", "1", cwd=tmp_path)
         assert done.returncode == 0, done.stderr
+    assert avagrad_command("train", "chars", "--data", "nowhere", cwd=tmp_path).returncode == 2  # leaves none
     assert sorted(os.listdir(tmp_path / "runs")) == ["digits-avagrad-seed0", "digits-avagrad-seed0-2"]
 
 

@@ -8,8 +8,7 @@ from pathlib import Path
 
 import numpy
 import pytest
-
-from runs import assert_same
+from short_runs import assert_same
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -17,7 +16,7 @@ ROOT = Path(__file__).parent.parent.parent
 SCRIPT = """
 import functools, json, os, sys
 import torch
-from runs import StopAt
+from short_runs import StopAt
 from avagrad.lab.config import configure
 from avagrad.lab.models.resnet import ResNet
 from avagrad.lab.tasks import imagenet

@@ -15,6 +15,7 @@ from typing import Any
 
 import pytest
 import torch
+from short_runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 import avagrad
 from avagrad.lab.config import Config, configure
@@ -22,7 +23,6 @@ from avagrad.lab.folder import RunFolder, read_metrics, write_whole
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import task_class
 from avagrad.lab.trainer import Stopped, Watcher, train
-from runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 __all__ = ["text"]  # a fixture
 
@@ -556,7 +556,7 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
         ({"optimizer_options": {"norm": 2.5}}, "norm is 2.5, but must be a whole number"),
         ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but is a setting of its own"),
         ({"optimizer_options": {"differentiable": True}}, "the trainer decides on it"),
-        ({"optimizer": "adam", "eps": math.inf}, "eps is inf, but must be a finite number above 0"),
+        ({"optimizer": "adam", "eps": math.inf}, "eps is inf, but must be a finite number of at least 0"),
         ({"lr": 10**400}, "but must be a finite number of at least 0"),
         ({"milestones": 5}, "milestones is 5, but must be epochs in rising order"),
         ({"threads": 10**9}, "but must be a whole number from 1 to 4096"),
@@ -639,8 +639,14 @@ def test_what_no_source_gives_is_asked_for() -> None:
     for name, lacks in (("adabound", "eps"), ("adamw", "eps"), ("delayed-adam", "eps")):
         with pytest.raises(ValueError, match=rf"{lacks}: no source gives one for {name} on chars .* give it"):
             configure("chars", name, preset="paper")
-    given = configure("chars", "adabound", preset="paper", lr=0.001, eps=1e-8)
+    given = configure("chars", "adabound", preset="paper", lr=0.001, eps=1e-8, data="ptb")
     assert (given.sources["lr"], given.sources["hidden"], given.sources["final_lr"]) == ("given", "paper", "paper")
+
+
+def test_the_papers_presets_ask_for_its_data() -> None:
+    for task in ("chars", "cifar", "imagenet"):
+        with pytest.raises(ValueError, match="data: the preset 'paper' is the paper's, on its data"):
+            configure(task, "adam", preset="paper")
 
 
 def test_every_method_has_settings_for_the_quick_tasks() -> None:

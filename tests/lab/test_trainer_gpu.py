@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 import torch
-from runs import SMALL_CHARS, StopAt, assert_same, left_behind, text, timeless
+from short_runs import SMALL_CHARS, StopAt, assert_same, left_behind, text, timeless
 
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import read_metrics

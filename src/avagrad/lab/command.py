@@ -141,15 +141,21 @@ def run(
     config = config_of(task, given, options, optimizer_options)
     out = Path(given["out"]) if given["out"] is not None else _free_folder(config)
     save_every = 30.0 if given["save_every"] is None else given["save_every"]
-    result = train(
-        config,
-        out,
-        resume=resume,
-        watcher=watcher,
-        save_every=save_every,
-        tensorboard=tensorboard,
-        download=download,
-    )
+    try:
+        result = train(
+            config,
+            out,
+            resume=resume,
+            watcher=watcher,
+            save_every=save_every,
+            tensorboard=tensorboard,
+            download=download,
+        )
+    except BaseException:
+        if given["out"] is None:
+            with contextlib.suppress(OSError):  # it is empty, if nothing came of the run
+                out.rmdir()
+        raise
     return result, out
 
 
@@ -188,7 +194,8 @@ def summary(result: dict[str, Any], unit: str) -> str:
     if result["status"] == "diverged":
         return f"diverged at step {result['diverged_at']}: the loss is not a finite number"
     test, validation = result["test"]["error"], result["validation"]["error"]
-    return f"test error {test:.4g} {unit}, validation error {validation:.4g} {unit}, in {result['seconds']:.1f} s"
+    unit = f" {unit}" if unit else ""
+    return f"test error {test:.4g}{unit}, validation error {validation:.4g}{unit}, in {result['seconds']:.1f} s"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -201,7 +208,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
     for name, (kind, what) in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)
-    parser.add_argument("--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the task")
+    parser.add_argument(
+        "-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the task"
+    )
     parser.add_argument("--optimizer-option", action="append", default=[], metavar="NAME=VALUE", help="of the method")
     for flag, what in (FLAGS | SETTINGS).items():
         parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)

@@ -22,7 +22,7 @@ __all__ = ["Config", "configure"]
 
 @dataclass(frozen=True)
 class Config:
-    """A run, completely: the same Config gives the same numbers.
+    """A run, completely: on a CPU, with the same data and versions, the same Config gives the same numbers.
 
     >>> configure("digits", "sgd").lr
     0.1
@@ -115,7 +115,7 @@ def configure(
     nothing. ``no_clipping`` turns a preset's clipping off. On CUDA ``precision`` is the task's (bf16 for images, tf32
     for texts) unless it is given, and the step is recorded as a graph where the task allows it.
 
-    >>> config = configure("chars", "adam", preset="paper", seed=3)
+    >>> config = configure("chars", "adam", preset="paper", data="ptb", seed=3)
     >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
     (0.002, 1e-08, 1000, 'paper')
     >>> configure("chars", "adabound", preset="paper", eps=1e-8)
@@ -174,6 +174,8 @@ def configure(
         **{name: values[name].value for name in _RUN},
     )
     _check(config)
+    if preset.startswith("paper") and config.data is None:
+        raise ValueError(f"data: the preset {preset!r} is the paper's, on its data: say where they are.")
     # Made once with nothing to train: bad values are refused before anything is written.
     record.build([torch.zeros(1)], optimizer_arguments(config))
     return config
@@ -216,7 +218,9 @@ def _check(config: Config) -> None:
         refuse_unless(name, is_number(value) and value >= 0, "a finite number of at least 0")
     refuse_unless("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
     refuse_unless("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
-    refuse_unless("eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number above 0")
+    refuse_unless(
+        "eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number of at least 0"
+    )
     refuse_unless("seed", is_whole(config.seed, 0), "a whole number of at least 0")
     refuse_unless("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
     clips = config.clip is None or (is_number(config.clip) and config.clip > 0)

@@ -123,7 +123,7 @@ class RunFolder:
             elif not resume:
                 raise FileExistsError(
                     f"out is {str(path)!r}, which already holds {_some(held)}: choose another folder, "
-                    "or go on with what it holds by resume."
+                    "or go on with what it holds (resume, --resume)."
                 )
             else:
                 folder._check_that_it_holds(config, held, may_differ)
@@ -175,7 +175,10 @@ class RunFolder:
         differs = [key for key in keys if plain(config.get(key)) != there.get(key)]
         if differs:
             listed = "; ".join(f"{key} is {there.get(key)!r} there and {config.get(key)!r} here" for key in differs)
-            raise ValueError(f"out is {str(self.path)!r}, which holds another run: {listed}.")
+            raise ValueError(
+                f"out is {str(self.path)!r}, which holds another run: {listed}. "
+                "(To go on with it, repeat the settings with which it was begun.)"
+            )
 
     def read_json(self, name: str) -> dict[str, Any]:
         """Read one of the folder's JSON files.

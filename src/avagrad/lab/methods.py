@@ -82,7 +82,7 @@ class Method:
         fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(_is_number, value))
         kinds = {
             bool: ("true or false", isinstance(value, bool)),
-            tuple: (f"{len(several)} finite numbers", fits_several),
+            tuple: (f"{len(several)} finite numbers, as {list(several)}", fits_several),
             float: ("a finite number", _is_number(value)),
             int: ("a whole number", isinstance(value, int) and not isinstance(value, bool)),
         }

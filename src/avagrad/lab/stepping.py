@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from avagrad.lab.tasks.base import Carry, Task
 
-__all__ = ["GraphStep", "Losses", "Step", "autocast"]
+__all__ = ["PRECISIONS", "GraphStep", "Losses", "Step", "autocast"]
 
 PRECISIONS = ("float32", "tf32", "bf16")
 
@@ -183,8 +183,9 @@ class GraphStep(Step):
     def _beside_the_graph(self, batch: tuple[Tensor, ...]) -> Tensor:
         kept = self.carry
         loss = self._forward(batch, keep=True)
-        gradients = torch.autograd.grad(loss, self.parameters)
-        torch._foreach_copy_([p.grad for p in self.parameters if p.grad is not None], gradients)
+        reached = [p for p in self.parameters if p.grad is not None]  # by the graph
+        gradients = torch.autograd.grad(loss, reached, materialize_grads=True)
+        torch._foreach_copy_([p.grad for p in reached if p.grad is not None], gradients)
         self._update()
         for old, new in zip(kept, self.carry, strict=True):
             old.copy_(new)

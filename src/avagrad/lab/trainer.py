@@ -72,9 +72,9 @@ def train(
 ) -> dict[str, Any]:
     """Run, or go on with, the run that a Config describes, and return what its ``result.json`` holds.
 
-    A run that diverges (its loss is not a finite number) stops at once, and that is its result: ``status`` is
-    "diverged", ``diverged_at`` the step. With ``resume`` a run that was begun in ``out`` goes on, to the same numbers
-    as if it had never stopped (to the bit on a CPU), and one that is finished is not run again.
+    A run that diverges (its loss is not a finite number) stops at once (on a GPU within 64 steps), and that is its
+    result: ``status`` is "diverged", ``diverged_at`` the step. With ``resume`` a run that was begun in ``out`` goes on,
+    to the same numbers as if it had never stopped (to the bit on a CPU), and one that is finished is not run again.
 
     Args:
         config: from :func:`avagrad.lab.config.configure`.
@@ -204,8 +204,8 @@ class _Run:
                 self.watcher.stepped(self.step)
                 is_last = i + 1 == per_epoch
                 if is_last or not self.on_cuda or self.step % _LOOKS_EVERY == 0:
-                    if self._first_bad():
-                        return self._diverged(self._first_bad())
+                    if first_bad := self._first_bad():
+                        return self._diverged(first_bad)
                     if not is_last:
                         self._save_if_it_is_time()
             if not self._record():
