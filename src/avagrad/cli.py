@@ -171,7 +171,7 @@ def list_all() -> None:
     console = Console()
     tasks = Table(title="Tasks", title_justify="left")
     for column in ("task", "what it is", "error is", "options, with their defaults"):
-        tasks.add_column(column)
+        tasks.add_column(column, overflow="fold")
     for name, (_, _, what) in TASKS.items():
         cls = task_class(name)
         tasks.add_row(name, what, cls.measure, ", ".join(f"{key}={value}" for key, value in cls.options().items()))
@@ -180,7 +180,7 @@ def list_all() -> None:
 
     presets = Table(title="Presets (the first of a task is its default)", title_justify="left")
     for column in ("task", "preset", "settings", "source"):
-        presets.add_column(column)
+        presets.add_column(column, overflow="fold")
     for task, protocols in PRESETS.items():
         for preset, protocol in protocols.items():
             for source in dict.fromkeys(value.source for value in protocol.values()):
@@ -189,13 +189,17 @@ def list_all() -> None:
 
     methods = Table(title="Methods, and the settings found for each task", title_justify="left")
     for column in ("method", "task", "preset", "settings", "source"):
-        methods.add_column(column)
+        methods.add_column(column, overflow="fold")
     for record in METHODS.values():
         methods.add_row(record.name, "", "", _told(record.defaults, "paper"), "paper", style="bold")
         for (task, told, source), presets_of in _grouped(record.settings).items():
             methods.add_row("", task, ", ".join(presets_of), told, source)
     console.print(methods)
 
+    console.print(
+        "Sources: paper, 'Domain-independent Dominance of Adaptive Methods'; awd, the AWD-LSTM's code, which its language "
+        "model follows; release, the authors' code; ours."
+    )
     paper = Table(title="Table 1 of the paper: test errors (ImageNet: validation), in %; bits per character")
     paper.add_column("method")
     for column in METHODS["sgd"].paper_errors:
