@@ -197,8 +197,8 @@ def list_all() -> None:
     console.print(methods)
 
     console.print(
-        "Sources: paper, 'Domain-independent Dominance of Adaptive Methods'; awd, the AWD-LSTM's code, which its language "
-        "model follows; release, the authors' code; ours."
+        "Sources: paper, 'Domain-independent Dominance of Adaptive Methods'; awd, the code of the AWD-LSTM, which its "
+        "language model follows; release, the authors' code; ours."
     )
     paper = Table(title="Table 1 of the paper: test errors (ImageNet: validation), in %; bits per character")
     paper.add_column("method")
