@@ -1,10 +1,8 @@
 """Penn Treebank's files and any text: read right, or refused with a sentence."""
 
 import gzip
-import http.server
 import random
 import tarfile
-import threading
 import time
 import tracemalloc
 from collections.abc import Iterator
@@ -14,6 +12,7 @@ import numpy
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from web import serving
 
 from avagrad.lab.tasks import texts
 from avagrad.lab.tasks.chars import Chars
@@ -186,24 +185,8 @@ def test_a_text_that_changes_while_it_is_read_is_noticed() -> None:
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A web server on this machine."""
-    root = tmp_path / "www"
-    root.mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(root))  # type: ignore[arg-type]
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}", root
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(tmp_path / "www") as address:
+        yield address, tmp_path / "www"
 
 
 def test_the_files_are_fetched_only_when_asked(tmp_path: Path, served: tuple[str, Path]) -> None:

@@ -1,13 +1,11 @@
 """CIFAR and the networks of the paper's vision experiments: every form of the data is read right, or refused."""
 
 import hashlib
-import http.server
 import io
 import os
 import pickle
 import struct
 import tarfile
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +15,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F  # noqa: N812
+from web import serving
 
 from avagrad.lab.models.resnet import Bottleneck, ResNet
 from avagrad.lab.models.wide_resnet import WideBlock, WideResNet
@@ -537,24 +536,8 @@ def test_where_nothing_can_be_written_it_still_reads(
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A web server on this machine."""
-    root = tmp_path / "www"
-    root.mkdir()
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, format: str, *args: object) -> None:
-            pass
-
-        def __init__(self, *args: object) -> None:
-            super().__init__(*args, directory=str(root))  # type: ignore[arg-type]
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Quiet)
-    thread = threading.Thread(target=server.serve_forever)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_address[1]}/", root
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serving(tmp_path / "www") as address:
+        yield f"{address}/", tmp_path / "www"
 
 
 @pytest.mark.parametrize("classes", [10, 100])

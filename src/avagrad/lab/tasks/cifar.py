@@ -13,7 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.wide_resnet import WideResNet
-from avagrad.lab.tasks.base import Carry, Score, Task, digest, stream
+from avagrad.lab.tasks.base import Score, digest, stream
+from avagrad.lab.tasks.classification import Classification
 from avagrad.lab.tasks.images import SIDE, Images, download_cifar, read_images, wanted
 
 __all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
@@ -80,7 +81,7 @@ def crop(padded: Tensor, moves: Moves) -> Tensor:
 
 
 @dataclass(kw_only=True)
-class Cifar(Task):
+class Cifar(Classification):
     """CIFAR-10 or (``classes=100``) CIFAR-100, from ``data``; ``model`` is "wrn-D-W", a Wide ResNet.
 
     A tenth of the training images, the same for every seed, is for validation: 45,000 and 5,000 of the complete set.
@@ -102,8 +103,6 @@ class Cifar(Task):
     """
 
     name: ClassVar[str] = "cifar"
-    measure: ClassVar[str] = "share of images that are classified wrongly, in %"
-    unit: ClassVar[str] = "%"
     batch_size: int = 128
     model: str = "wrn-28-4"
     classes: int = 10
@@ -120,7 +119,6 @@ class Cifar(Task):
         self.share = self.batch_size // self.world
         on_cuda = torch.device(self.device).type == "cuda"
         self.whole_epochs = on_cuda
-        self.memory_format = torch.channels_last if on_cuda else torch.contiguous_format
         images = self._images()
         self.class_names, self._remarks = images.names, images.remarks
         self._take(images)
@@ -149,8 +147,7 @@ class Cifar(Task):
             train = torch.cat([train, validation])
         chosen = pixels.index_select(0, train)
         # Bytes are normalised in at least 32 bits, then rounded once.
-        self._wide = torch.promote_types(self.dtype, torch.float32)
-        self.mean, self.std = (value.to(self.device, self._wide) for value in _statistics(chosen))
+        self.mean, self.std = (value.to(self.device, self.wide) for value in _statistics(chosen))
         side = SIDE + 2 * PAD
         self.padded = torch.zeros(len(train), side, side, 3, dtype=torch.uint8, device=self.device)
         inside = self.padded[:, PAD:-PAD, PAD:-PAD]
@@ -178,10 +175,6 @@ class Cifar(Task):
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
         return WideResNet(self.depth, self.width, self.classes)
-
-    def new_model(self) -> nn.Module:
-        """Make the model of this seed, on the device, in the memory format of the batches."""
-        return super().new_model().to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
 
     def order(self, epoch: int) -> Epoch:
         """Return an epoch: a function of the seed and the number alone."""
@@ -215,15 +208,8 @@ class Cifar(Task):
 
     def _normalised(self, images: Tensor) -> Tensor:
         """Turn bytes, (images, height, width, 3), into what the model takes, (images, 3, height, width)."""
-        values = images.to(self._wide).sub_(self.mean).div_(self.std).to(self.dtype)
+        values = images.to(self.wide).sub_(self.mean).div_(self.std).to(self.dtype)
         return values.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
-
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
-        """Return the cross-entropy of a batch."""
-        images, labels = batch
-        return F.cross_entropy(model(images).to(self._wide), labels), carry
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on the "validation" or the "test" part; the model is in eval mode."""
@@ -231,7 +217,7 @@ class Cifar(Task):
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for start in range(0, len(labels), _EVALUATION_BATCH):
             right = labels[start : start + _EVALUATION_BATCH]
-            scores = model(self._normalised(images[start : start + _EVALUATION_BATCH])).to(self._wide)
+            scores = model(self._normalised(images[start : start + _EVALUATION_BATCH])).to(self.wide)
             loss = F.cross_entropy(scores, right, reduction="sum")
             sums += torch.stack([loss, (scores.argmax(1) != right).sum()])
         loss_sum, wrong = sums.tolist()  # the one time that the device is waited for

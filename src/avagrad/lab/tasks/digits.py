@@ -9,7 +9,8 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.digits import DigitsConv, DigitsMLP
 from avagrad.lab.names import look_up
-from avagrad.lab.tasks.base import Carry, Score, Task, digest, stream
+from avagrad.lab.tasks.base import Score, digest, stream
+from avagrad.lab.tasks.classification import Classification
 
 __all__ = ["Digits"]
 
@@ -19,7 +20,7 @@ _VALIDATION, _TEST = 297, 500
 
 
 @dataclass(kw_only=True)
-class Digits(Task):
+class Digits(Classification):
     """1,000 images to train on, 297 for validation, 500 for the test; ``model`` is "mlp" or "conv".
 
     >>> task = Digits(batch_size=100)
@@ -28,9 +29,8 @@ class Digits(Task):
     """
 
     name: ClassVar[str] = "digits"
-    measure: ClassVar[str] = "share of images that are classified wrongly, in %"
-    unit: ClassVar[str] = "%"
     precision_on_cuda: ClassVar[str] = "float32"
+    channels_last_on_cuda: ClassVar[bool] = False
     model: str = "mlp"
 
     def __post_init__(self) -> None:
@@ -91,13 +91,6 @@ class Digits(Task):
         images, labels = self.parts["train"]
         chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
         return images[chosen], labels[chosen]
-
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
-        """Return the cross-entropy of a batch."""
-        images, labels = batch
-        return F.cross_entropy(model(images), labels), carry
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on the "validation" or the "test" part; the model is in eval mode."""

@@ -32,7 +32,8 @@ from torch.utils.data import DataLoader, Dataset
 
 from avagrad.lab.models.resnet import ResNet
 from avagrad.lab.names import look_up
-from avagrad.lab.tasks.base import Carry, Score, Task, stream
+from avagrad.lab.tasks.base import Score, stream
+from avagrad.lab.tasks.classification import Classification
 
 __all__ = ["Epoch", "ImageNet", "center_box", "random_box", "recoloured"]
 
@@ -254,7 +255,7 @@ def _part(part: str, listed: list[list[tuple[str, int]]], classes: list[str]) ->
 
 
 @dataclass(kw_only=True)
-class ImageNet(Task):
+class ImageNet(Classification):
     """ImageNet, or any images in ``train/CLASS`` and ``val/CLASS`` of the folder ``data``; ``model`` is "resnet50".
 
     There is no part for validation besides val, in the paper either: "validation" and "test" are both of it.
@@ -274,8 +275,6 @@ class ImageNet(Task):
     """
 
     name: ClassVar[str] = "imagenet"
-    measure: ClassVar[str] = "share of images that are classified wrongly, in %"
-    unit: ClassVar[str] = "%"
     fits_a_graph: ClassVar[bool] = False  # its batches come from elsewhere
     batch_size: int = 256
     model: str = "resnet50"
@@ -312,9 +311,7 @@ class ImageNet(Task):
                 "images to train on."
             )
         self.share = self.batch_size // self.world  # of a batch, for this process
-        self._wide = torch.promote_types(self.dtype, torch.float32)
         self._on_cuda = torch.device(self.device).type == "cuda"
-        self.memory_format = torch.channels_last if self._on_cuda else torch.contiguous_format
         self._coming: Iterator[Read | str] | None = None
         self._next = -1  # the step whose batch comes next
         # Before multiprocessing ends them at the program's end, by a signal that they do not obey at once.
@@ -346,10 +343,6 @@ class ImageNet(Task):
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
         return self.make_model(classes=len(self.classes))
-
-    def new_model(self) -> nn.Module:
-        """Make the model of this seed, on the device, in the memory format of the batches."""
-        return super().new_model().to(memory_format=self.memory_format)  # type: ignore[call-overload, no-any-return]
 
     def order(self, epoch: int) -> Epoch:
         """Return an epoch's order: a function of the seed and the number alone."""
@@ -404,13 +397,6 @@ class ImageNet(Task):
         images = recoloured(pixels, factors, shifts, self.dtype)
         return images.contiguous(memory_format=self.memory_format), labels
 
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
-        """Return the cross-entropy of a batch."""
-        images, labels = batch
-        return F.cross_entropy(model(images).to(self._wide), labels), carry
-
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on val, which both "validation" and "test" are; the model is in eval mode.
 
@@ -423,7 +409,7 @@ class ImageNet(Task):
         sums = torch.zeros(3, dtype=torch.float64, device=self.device)
         for read in self._read(_Reader(self.root, self.parts["val"], self.size), keys):
             images, labels = self._made(read)
-            scores = model(images).to(self._wide)
+            scores = model(images).to(self.wide)
             loss = F.cross_entropy(scores, labels, reduction="sum")
             wrong = (scores.argmax(1) != labels).sum()
             sums += torch.stack([loss, wrong, torch.ones_like(loss) * len(labels)])
