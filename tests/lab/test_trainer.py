@@ -643,10 +643,18 @@ def test_what_no_source_gives_is_asked_for() -> None:
     assert (given.sources["lr"], given.sources["hidden"], given.sources["final_lr"]) == ("given", "paper", "paper")
 
 
-def test_the_papers_presets_ask_for_its_data() -> None:
-    for task in ("chars", "cifar", "imagenet"):
-        with pytest.raises(ValueError, match="data: the preset 'paper' is the paper's, on its data"):
-            configure(task, "adam", preset="paper")
+@pytest.mark.parametrize(
+    ("task", "says"),
+    [
+        ("chars", r"data is not given, but the preset 'paper' .* ptb\.char\.train\.txt.*http.*--download"),
+        ("cifar", r"cifar.*data.*https://www\.cs\.toronto\.edu/~kriz/cifar\.html"),
+        ("imagenet", r"imagenet: data is not given.*train/CLASS.*https://image-net\.org"),
+    ],
+)
+def test_the_papers_presets_ask_for_its_data(tmp_path: Path, task: str, says: str) -> None:
+    with pytest.raises((ValueError, FileNotFoundError), match=says):
+        train(configure(task, "adam", preset="paper"), tmp_path / "run")
+    assert not (tmp_path / "run").exists()
 
 
 def test_every_method_has_settings_for_the_quick_tasks() -> None:

@@ -174,8 +174,8 @@ def configure(
         **{name: values[name].value for name in _RUN},
     )
     _check(config)
-    if preset.startswith("paper") and config.data is None:
-        raise ValueError(f"data: the preset {preset!r} is the paper's, on its data: say where they are.")
+    if preset.startswith("paper") and config.data is None and cls.data_wanted:
+        raise ValueError(f"data is not given, but the preset {preset!r} is the paper's, on its data. {cls.data_wanted}")
     # Made once with nothing to train: bad values are refused before anything is written.
     record.build([torch.zeros(1)], optimizer_arguments(config))
     return config

@@ -69,6 +69,7 @@ class Task(ABC):
     measure: ClassVar[str]  # what `error` is, in words
     unit: ClassVar[str]
     precision_on_cuda: ClassVar[str] = "bf16"
+    data_wanted: ClassVar[str | None] = None  # which the paper's presets need, where the task can do without
     fits_a_graph: ClassVar[bool] = True  # every step does the same, on what is already on the device
 
     data: str | None = field(default=None, metadata={"of": "run"})

@@ -13,7 +13,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
 from avagrad.lab.tasks.base import Carry, Score, Task, digest
-from avagrad.lab.tasks.texts import Texts, download_penn_treebank, from_string, read_texts
+from avagrad.lab.tasks.texts import WANTED, Texts, download_penn_treebank, from_string, read_texts
 
 __all__ = ["Chars"]
 
@@ -37,6 +37,7 @@ class Chars(Task):
     measure: ClassVar[str] = "bits per character"
     unit: ClassVar[str] = "bits"
     precision_on_cuda: ClassVar[str] = "tf32"
+    data_wanted: ClassVar[str | None] = WANTED
     batch_size: int = 32
     bptt: int = 64
     embedding: int = 128

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy
 import numpy.typing
 
-__all__ = ["Texts", "download_penn_treebank", "read_texts"]
+__all__ = ["WANTED", "Texts", "download_penn_treebank", "read_texts"]
 
 PARTS = ("train", "valid", "test")
 END_OF_LINE = "\n"  # Penn Treebank's <eos>
@@ -30,7 +30,7 @@ PENN_TREEBANK = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 ADDRESS = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
 
 _PIECE = 1 << 22
-_WANTED = (
+WANTED = (
     "chars: wanted are ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
     "ptb.valid.txt and ptb.test.txt) in one folder, or one text file. Penn Treebank's files are in the archive "
     f"{ADDRESS} (its folder simple-examples/data); --download fetches them."
@@ -66,7 +66,7 @@ def read_texts(path: str | Path, encoding: str = "utf-8") -> Texts:
     if path.is_dir():
         return _read_penn_treebank(path, encoding)
     if not path.exists():
-        raise FileNotFoundError(f"chars: data is {str(path)!r}, which does not exist. {_WANTED}")
+        raise FileNotFoundError(f"chars: data is {str(path)!r}, which does not exist. {WANTED}")
     alphabet, tokens = _tokens([lambda: _pieces(path, encoding)])
     return Texts(alphabet, split(tokens[0]), ())
 
@@ -105,7 +105,7 @@ def _read_penn_treebank(folder: Path, encoding: str) -> Texts:
         if there:
             missing += [file.name for file in files if file not in there]
     lacks = f"lacks {', '.join(missing)}" if missing else "holds no file of Penn Treebank"
-    raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {_WANTED}")
+    raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {WANTED}")
 
 
 def _read_parts(files: list[Path], read: Callable[[Path], Iterator[str]]) -> Texts:
@@ -250,7 +250,7 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
         except (OSError, ValueError, KeyError, EOFError, zlib.error, tarfile.TarError, HTTPException) as error:
             raise OSError(
                 f"chars: {address!r} could not be fetched ({error}); "
-                f"the files can be put into {str(folder)!r} by hand. {_WANTED}"
+                f"the files can be put into {str(folder)!r} by hand. {WANTED}"
             ) from error
         for name in names:
             if not (folder / name).exists():
