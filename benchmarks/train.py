@@ -37,6 +37,14 @@ def variants(cifar: str | None, text: str | None) -> list[Variant]:
     return found
 
 
+def described(variant: Variant) -> str:
+    """Return what a variant is called on the command line, such as "cifar wrn-28-4 avagrad, graph"."""
+    task, _, name, options, settings = variant
+    words = ["graph"] if settings.get("graph", True) else ["no graph"]
+    words += ["compiled"] if settings.get("compile") else []
+    return ", ".join([" ".join([task, *options.values(), name]), *words])
+
+
 class StepTimer(Watcher):
     """Times the steps of an epoch from the first to the last, without validation."""
 
@@ -80,25 +88,32 @@ def seconds_per_epoch(variant: Variant, epochs: int) -> dict[str, Any]:
     }
 
 
+def _median(rounds: list[dict[str, Any]]) -> dict[str, Any]:
+    numbers = {key: [row[key] for row in rounds] for key in ("seconds", "milliseconds", "first", "gigabytes")}
+    return rounds[0] | {key: statistics.median(values) for key, values in numbers.items()} | {"rounds": len(rounds)}
+
+
 def main() -> None:
     """Measure, print one table, and write JSON."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cifar", help="CIFAR-10, in any form that the task reads")
     parser.add_argument("--text", help="Penn Treebank's folder, or a text file")
     parser.add_argument("--epochs", type=int, default=4)
-    parser.add_argument("--only", default="", help="measure those whose description has this in it")
+    parser.add_argument("--rounds", type=int, default=1, help="measure all in turn, so often, and take medians")
+    parser.add_argument("--only", nargs="+", default=[""], help='measure these, such as "wrn-28-4 avagrad, graph"')
     parser.add_argument("--json", type=Path, help="where to write the numbers")
     arguments = parser.parse_args()
-    rows = []
-    for variant in variants(arguments.cifar, arguments.text):
-        if arguments.only not in str(variant):
-            continue
+    every = [v for v in variants(arguments.cifar, arguments.text) if any(x in described(v) for x in arguments.only)]
+    measured: dict[str, list[dict[str, Any]]] = {described(variant): [] for variant in every}
+    for variant in every * arguments.rounds:
         try:
-            rows.append(seconds_per_epoch(variant, arguments.epochs))
+            row = seconds_per_epoch(variant, arguments.epochs)
         except RuntimeError as error:
-            print(f"{variant}: {str(error)[-1000:]}", flush=True)
+            print(f"{described(variant)}: {str(error)[-1000:]}", flush=True)
         else:
-            print(json.dumps(rows[-1]), flush=True)
+            measured[described(variant)].append(row)
+            print(json.dumps(row), flush=True)
+    rows = [_median(rounds) for rounds in measured.values() if rounds]
     columns = ["task", "model", "method", "graph", "compile", "precision", "s an epoch", "ms a step", "first, s", "GB"]
     cells = [
         [

@@ -79,6 +79,7 @@ def test_frozen_thawed_late_and_absent_parameters(path: str, bias_correction: bo
         oracle.step([None if g is None else as_float64(g) for g in grads])
         for p, want in zip(params, oracle.params, strict=True):
             torch.testing.assert_close(p.detach(), torch.from_numpy(want.w), rtol=1e-12, atol=1e-13)
+        assert opt.gamma() == opt.gamma() == pytest.approx(oracle.gamma(), rel=1e-12)
     assert opt.diagnostics()["gamma"] == pytest.approx(oracle.gamma(), rel=1e-12)
 
 

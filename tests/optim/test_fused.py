@@ -196,6 +196,8 @@ def test_what_is_replaced_behind_the_tables(what: str) -> None:
     for opt, params in ((fused, one), (loop, two)):
         for p in params:
             REPLACEMENTS[what](opt, p)
+    assert fused.gamma() == pytest.approx(loop.gamma(), rel=1e-5)
+    for opt, params in ((fused, one), (loop, two)):
         for t in range(3, 7):
             step_with(opt, params, random_gradients(params, t))
     assert_same(one, two)

@@ -206,6 +206,8 @@ class _Delayed(RuleOptimizer):
         >>> opt.gamma()
         2.0
         """
+        if self._normalised and self._plan is not None and self._plan.fits():
+            return self._plan.next_gamma().item()  # its sums stand from the last step, so nothing is gone through
         return self._gamma_of([self._batch_of_states(group) for group in self.param_groups])
 
     def _gamma_of(self, batches: list[Batch]) -> float:

@@ -315,6 +315,11 @@ class FusedPlan:
         norm = self.launches[0].flags["NORM"]
         return {device: scale(total[0], total[1], norm=norm) for device, total in self.totals.items()}
 
+    def next_gamma(self) -> Tensor:
+        """Return the gamma that a step would take now."""
+        self._settle()
+        return next(iter(self.gammas().values()))
+
     def can_move(self, p: Tensor) -> bool:
         """Tell whether the plan knows this parameter and can read its gradient."""
         return id(p) in self.rows and p.grad is not None and _is_readable(p.grad, p)
