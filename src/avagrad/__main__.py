@@ -6,10 +6,11 @@ import sys
 
 def main() -> None:
     """Run the command line, or say what it needs."""
-    missing = [name for name in ("typer", "rich", "numpy") if importlib.util.find_spec(name) is None]
+    missing = [name for name in ("typer", "rich", "optuna") if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]'. "
+            f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]' (or avagrad[tune], "
+            "for searches alone). "
             "(python -m avagrad.lab.trainer runs without typer and rich.)",
             file=sys.stderr,
         )

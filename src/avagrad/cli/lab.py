@@ -1,8 +1,7 @@
-"""The command ``avagrad``: train, synthetic, list, bench."""
+"""The commands that need the laboratory: train, synthetic, list; and bench."""
 
 import json
-import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -12,8 +11,9 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from avagrad import __version__, bench
+from avagrad import bench
 from avagrad.lab.command import FLAGS, OPTIONS, SETTINGS, run, summary
+from avagrad.lab.config import Config
 from avagrad.lab.environment import about
 from avagrad.lab.folder import RunFolder, write_whole
 from avagrad.lab.methods import METHODS, Sourced
@@ -21,19 +21,26 @@ from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.trainer import Stopped
+from avagrad.lab.trainer import Watcher
 from avagrad.progress import Bar
 
-__all__ = ["app", "main"]
+__all__ = ["add_to"]
 
-app = typer.Typer(
-    help="Train with the methods of 'Domain-independent Dominance of Adaptive Methods', and check what it says.",
-    no_args_is_help=True,
-    add_completion=False,
-    pretty_exceptions_enable=False,
-)
 bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
+
+
+class _RunBar(Bar, Watcher):
+    """Watches a training run."""
+
+    def started(self, config: Config, done: int, total: int) -> None:
+        self.at(f"{config.task}, {config.optimizer}", done, total)
+
+    def stepped(self, done: int) -> None:
+        self.bar.update(self.task, completed=done)
+
+    def recorded(self, row: dict[str, Any]) -> None:
+        if row["error"] is not None:
+            self.bar.update(self.task, last=f"epoch {row['epoch']}: loss {row['loss']:.4g}, error {row['error']:.4g}")
 
 
 def _option(name: str, *, flag: str | None = None) -> Any:
@@ -41,7 +48,6 @@ def _option(name: str, *, flag: str | None = None) -> Any:
     return typer.Option(flag or f"--{name.replace('_', '-')}", help=OPTIONS[name][1], show_default=False)
 
 
-@app.command()
 def train(
     context: typer.Context,
     task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
@@ -79,7 +85,7 @@ def train(
     What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
     same command with --out and --resume goes on, to the same numbers.
     """
-    with Bar(Console(stderr=True)) as bar:
+    with _RunBar(Console(stderr=True)) as bar:
         result, folder = run(
             task,
             context.params,
@@ -96,7 +102,6 @@ def train(
     typer.echo(f"in {folder}")
 
 
-@app.command()
 def synthetic(
     w1: Annotated[list[float] | None, typer.Option(help="where w starts; may be given several times")] = None,
     steps: Annotated[int, typer.Option(help="how many steps")] = 1_000_000,
@@ -165,7 +170,6 @@ def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> 
     return rows
 
 
-@app.command("list")
 def list_all() -> None:
     """Show tasks, methods and presets, with the source of every setting, and the paper's results."""
     console = Console()
@@ -242,29 +246,15 @@ def bench_step(
         bench.save(rows, on, json_file)
 
 
-@app.callback(invoke_without_command=True)
-def _version(
-    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
-) -> None:
-    if version:
-        typer.echo(f"avagrad {__version__}")
-        raise typer.Exit
+def add_to(app: typer.Typer) -> None:
+    """Add these commands to a command line.
 
-
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: what is wrong is said in a sentence, and ends it with code 2.
-
-    >>> main(["train", "digitz"])
-    Traceback (most recent call last):
-    ...
-    SystemExit: 2
+    >>> app = typer.Typer()
+    >>> add_to(app)
+    >>> [command.name or command.callback.__name__ for command in app.registered_commands]
+    ['train', 'synthetic', 'list']
     """
-    try:
-        app(arguments)
-    except Stopped as stopped:
-        folder = stopped.folder
-        print(f"stopped and saved; the same command with --out {folder} --resume goes on", file=sys.stderr)
-        raise
-    except (ValueError, TypeError, OSError, ImportError) as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    app.command()(train)
+    app.command()(synthetic)
+    app.command("list")(list_all)
+    app.add_typer(bench_app, name="bench")

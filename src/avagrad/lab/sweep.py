@@ -1,0 +1,129 @@
+"""Searches over lr and eps on the tasks of the laboratory: an objective that is a training run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from avagrad.lab.command import config_of
+from avagrad.lab.config import Config
+from avagrad.lab.folder import CHECKPOINT
+from avagrad.lab.methods import method
+from avagrad.lab.trainer import Watcher, train
+from avagrad.tune.space import Axis
+
+__all__ = ["TaskObjective", "comparable", "default_axes", "sweep"]
+
+_NOTHING = dict.fromkeys(("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads"))
+# Settings that differ from point to point, or that results do not depend on beyond the last digits.
+_MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
+
+
+class _Reports(Watcher):
+    """Hands the validation error of each epoch on."""
+
+    def __init__(self, trial: Any) -> None:
+        self.trial = trial
+
+    def recorded(self, row: dict[str, Any]) -> None:
+        """Report a line of the metrics."""
+        if row["error"] is not None:
+            self.trial.report(row["epoch"], row["error"])
+
+
+@dataclass(frozen=True)
+class TaskObjective:
+    """Trains a task at a point, in a folder of its own, and returns the validation error at the end.
+
+    A point that is run again goes on from its last checkpoint. The weights of a finished run are not kept.
+
+    >>> TaskObjective("digits", {"optimizer": "sgd"}).config(0.5, None, 3).lr
+    0.5
+    """
+
+    task: str
+    given: Mapping[str, Any]  # as a command line gives them, see avagrad.lab.command.OPTIONS
+    options: Sequence[str] = ()
+    optimizer_options: Sequence[str] = ()
+    folder: str = "runs"
+
+    def config(self, lr: float | None, eps: float | None, seed: int) -> Config:
+        """Return the run of a point; what is not on an axis is what was given, or the preset's."""
+        point = {name: value for name, value in (("lr", lr), ("eps", eps)) if value is not None}
+        given = {**_NOTHING, **self.given, **point, "seed": seed}
+        return config_of(self.task, given, self.options, self.optimizer_options)
+
+    def __call__(self, trial: Any) -> float:
+        """Run a point."""
+        from avagrad.tune import Diverged
+
+        out = Path(self.folder, trial.key.replace(" ", "_"))
+        result = train(self.config(trial.lr, trial.eps, trial.seed), out, resume=True, watcher=_Reports(trial))
+        (out / CHECKPOINT).unlink(missing_ok=True)
+        if result["status"] == "diverged":
+            raise Diverged(result["diverged_at"])
+        trial.note(test=result["test"]["error"], loss=result["loss"], epochs=result["epochs"])
+        return float(result["validation"]["error"])
+
+
+def comparable(config: Config) -> dict[str, Any]:
+    """Return what two runs must share for their errors to be comparable.
+
+    >>> from avagrad.lab.config import configure
+    >>> comparable(configure("digits", lr=1)) == comparable(configure("digits", lr=2, seed=7))
+    True
+    """
+    return {name: value for name, value in config.as_json().items() if name not in _MAY_DIFFER}
+
+
+def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
+    """Return the paper's axes for a task.
+
+    >>> default_axes("digits", "adam"), default_axes("chars", "sgd")
+    ({'lr': 'paper', 'eps': 'paper'}, {'lr': 'paper-chars', 'eps': None})
+    """
+    grid = "paper-chars" if task == "chars" else "paper"
+    return {"lr": grid, "eps": grid if method(optimizer).has_eps else None}
+
+
+def sweep(
+    task: str,
+    given: Mapping[str, Any],
+    *,
+    lr: Axis | None,
+    eps: Axis | None,
+    options: Sequence[str] = (),
+    optimizer_options: Sequence[str] = (),
+    storage: str | Path | None = None,
+    folder: str | Path | None = None,
+    **search: Any,
+) -> Any:
+    """Search over lr and eps on a task; ``search`` goes to :func:`avagrad.tune.tune`, whose result is returned.
+
+    >>> import tempfile
+    >>> from avagrad.tune.space import axis
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     result = sweep("digits", {"epochs": 1}, lr=axis("0.1,1", "lr"), eps=None, folder=place)
+    >>> len(result.trials)
+    2
+    """
+    from avagrad.tune import tune
+
+    optimizer = given.get("optimizer") or "avagrad"
+    place = Path(folder) if folder is not None else Path("runs", f"sweep-{task.replace(':', '-')}-{optimizer}")
+    given = {name: given.get(name) for name in given if name not in ("lr", "eps", "seed", "out")}
+    runs = str((place / "runs").resolve())
+    objective = TaskObjective(task, given, tuple(options), tuple(optimizer_options), runs)
+    # Made once: what is wrong is said before anything is queued.
+    config = objective.config(lr.values[0] if lr else None, eps.values[0] if eps else None, 0)
+    if config.task_options.get("full"):
+        raise ValueError("full is True, but a search chooses by the validation error, and must leave that part out.")
+    return tune(
+        objective,
+        lr=lr,
+        eps=eps,
+        storage=storage or place / "study.journal",
+        name=search.pop("name", None) or f"{task}-{optimizer}",
+        about=comparable(config),
+        **search,
+    )

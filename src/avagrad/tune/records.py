@@ -1,0 +1,219 @@
+"""What is known of the points that were run: a record for each, in files of JSON lines.
+
+A run that diverged is a result, not a gap: its value is the worst there is, infinity (minus infinity where more is
+better). JSON has no infinity, so its line has ``"value": null, "diverged": true``. NaN is read as divergence too.
+"""
+
+import json
+import math
+import numbers
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from avagrad.tune.space import NAMES, Axis, Point
+
+__all__ = ["Record", "read_records", "worst", "write_records"]
+
+_OWN = (*NAMES, "seed", "value", "diverged", "diverged_at", "pruned", "seconds")
+
+
+def worst(direction: str) -> float:
+    """Return the value of a run that diverged.
+
+    >>> worst("minimize"), worst("maximize")
+    (inf, -inf)
+    """
+    if direction not in ("minimize", "maximize"):
+        raise ValueError(f"direction is {direction!r}, but must be 'minimize' or 'maximize'.")
+    return math.inf if direction == "minimize" else -math.inf
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run: where it was made, and what came out. An infinite value means that it diverged.
+
+    ``facts`` holds anything else that is worth keeping, such as a test error, as JSON can hold it.
+
+    >>> Record(lr=0.1, eps=1e-8, value=0.25, facts={"test": 0.3}).point.key
+    'lr=0.1 eps=1e-08 seed=0'
+    >>> Record(lr=1e3, eps=None, value=float("inf"), diverged_at=12).diverged
+    True
+    >>> Record(lr=0.1, eps=1e-8, value=float("nan"))
+    Traceback (most recent call last):
+    ...
+    ValueError: value is nan, but must be a number, infinite where the run diverged.
+    """
+
+    lr: float | None
+    eps: float | None
+    seed: int = 0
+    value: float = field(kw_only=True)
+    diverged_at: int | None = field(default=None, kw_only=True)
+    pruned: bool = field(default=False, kw_only=True)
+    seconds: float | None = field(default=None, kw_only=True)
+    facts: dict[str, Any] = field(default_factory=dict, kw_only=True, hash=False)
+
+    def __post_init__(self) -> None:
+        for name in NAMES:
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, Axis(name, (getattr(self, name),)).values[0])
+        if self.lr is None and self.eps is None:
+            raise ValueError("lr and eps are None, but at least one of them must be a number.")
+        _require("seed", self.seed, _whole(self.seed), "a whole number")
+        _require("value", self.value, _number(self.value), "a number, infinite where the run diverged")
+        object.__setattr__(self, "value", float(self.value))
+        if self.diverged_at is not None:
+            allowed = _whole(self.diverged_at) and self.diverged_at >= 0
+            _require("diverged_at", self.diverged_at, allowed, "a whole number of at least 0, or None")
+            _require("diverged_at", self.diverged_at, self.diverged, "None where the value is finite")
+        _require("pruned", self.pruned, isinstance(self.pruned, bool), "True or False")
+        if self.seconds is not None:
+            allowed = _number(self.seconds) and 0 <= self.seconds < math.inf
+            _require("seconds", self.seconds, allowed, "a finite number of at least 0, or None")
+        _require("facts", self.facts, isinstance(self.facts, Mapping), "a mapping")
+        for key in self.facts:
+            _require("a key of facts", key, isinstance(key, str) and key not in _OWN, f"a text other than {_OWN}")
+        object.__setattr__(self, "facts", dict(self.facts))  # nobody else's, so it stays as it is
+
+    @property
+    def diverged(self) -> bool:
+        """Whether the run diverged."""
+        return math.isinf(self.value)
+
+    @property
+    def point(self) -> Point:
+        """The point that was run."""
+        return Point(self.lr, self.eps, self.seed)
+
+
+def read_records(path: str | os.PathLike[str], *, direction: str = "minimize") -> list[Record]:
+    r"""Return the records of a file, in its order; empty lines do not count, and unknown keys become facts.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "records.jsonl")
+    ...     _ = path.write_text('{"lr": 0.1, "value": 2, "test": 3}\n{"lr": 1, "value": NaN}\n')
+    ...     [(record.lr, record.value, record.facts) for record in read_records(path)]
+    [(0.1, 2.0, {'test': 3}), (1.0, inf, {})]
+    """
+    diverged = worst(direction)
+    found: dict[Point, tuple[int, Record]] = {}
+    *lines, rest = Path(path).read_bytes().split(b"\n")
+    for at, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            record = _record(json.loads(line.decode()), diverged)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise ValueError(f"{path}, line {at}: {str(error).rstrip('.')}.") from None
+        earlier, _ = found.setdefault(record.point, (at, record))
+        if earlier != at:
+            raise ValueError(
+                f"{path}, line {at}: there is a record for {record.point.key} on line {earlier} already, but"
+                " there must be one for each point."
+            )
+    if rest.strip():
+        raise ValueError(
+            f"{path}, line {len(lines) + 1}: the last line does not end with a line break, so it is half-written,"
+            " and must be completed or deleted."
+        )
+    return [record for _, record in found.values()]
+
+
+def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
+    r"""Write records to a file, a line each; whoever reads it meanwhile sees the old file or the new one, whole.
+
+    Numbers among the facts that are not finite become null: JSON has no others.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     write_records(Path(folder, "a"), [Record(lr=1, eps=0.1, seed=3, value=float("inf"), diverged_at=7)])
+    ...     Path(folder, "a").read_text()
+    '{"lr": 1.0, "eps": 0.1, "seed": 3, "value": null, "diverged": true, "diverged_at": 7}\n'
+    """
+    lines: dict[Point, str] = {}
+    for record in records:
+        if record.point in lines:
+            raise ValueError(f"records has {record.point.key} twice, but must have one record for each point.")
+        lines[record.point] = _line(record)
+    path = Path(path)
+    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
+    try:
+        with beside.open("w", encoding="utf-8", newline="\n") as file:
+            file.writelines(lines.values())
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(beside, path)
+    except BaseException:
+        beside.unlink(missing_ok=True)
+        raise
+
+
+def _line(record: Record) -> str:
+    line: dict[str, Any] = {name: getattr(record, name) for name in NAMES if getattr(record, name) is not None}
+    line |= {"seed": record.seed, "value": None if record.diverged else record.value}
+    if record.diverged:
+        line["diverged"] = True
+    # What is as it is by default says nothing.
+    line |= {name: getattr(record, name) for name in ("diverged_at", "seconds") if getattr(record, name) is not None}
+    if record.pruned:
+        line["pruned"] = True
+    try:
+        return json.dumps(line | _plain(record.facts), allow_nan=False) + "\n"
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"facts of {record.point.key} is {record.facts!r}, which JSON cannot hold: {error}.") from None
+
+
+def _record(line: Any, diverged: float) -> Record:
+    """Return the record of a line. ``diverged`` is the value of a run that diverged."""
+    _require("the line", line, isinstance(line, dict), "an object in braces")
+    if "value" not in line:
+        raise ValueError("value is missing, but must be there, null where the run diverged.")
+    said, value = line.get("diverged", False), line["value"]
+    _require("diverged", said, isinstance(said, bool), "true or false")
+    if isinstance(value, str):
+        try:
+            value = float(value)
+        except ValueError:
+            value = None
+        _require("value", line["value"], value is not None and not math.isfinite(value), "a number, or 'inf' or 'nan'")
+    if value is None:
+        _require("value", value, said, 'a number where there is no "diverged": true')
+        value = diverged
+    elif isinstance(value, float) and not math.isfinite(value):
+        value = diverged
+    elif said:
+        _require("value", value, False, 'null where there is "diverged": true')
+    own = {key: line[key] for key in ("seed", "diverged_at", "pruned", "seconds") if key in line}
+    facts = {key: item for key, item in line.items() if key not in _OWN}
+    return Record(line.get("lr"), line.get("eps"), value=value, facts=facts, **own)
+
+
+def _plain(value: Any) -> Any:
+    """Return a value as JSON can hold it: what is not a finite number becomes null."""
+    if isinstance(value, Mapping):
+        return {key: _plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _whole(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _number(value: Any) -> bool:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return not math.isnan(value)
+    except OverflowError:  # an integer beyond all floats
+        return False
+
+
+def _require(name: str, value: object, allowed: bool, what: str) -> None:
+    if not allowed:
+        raise ValueError(f"{name} is {value!r}, but must be {what}.")

@@ -1,0 +1,378 @@
+"""Which point to try next. Pure: what a search wants is a function of what is known, so it can stop and go on anywhere.
+
+- ``separable``: the lr line at the start's eps, the eps line at its best lr, then the ring: the neighbours of the best
+  cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at the
+  neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On 21 x 21
+  values that is at most 21 + 20 + 6 = 47 cells where the first ring confirms.
+- ``cross``: both lines through the start at once, then the best lr together with the best eps; the best of these three
+  gets its ring, as above. It has less to wait for where many runs are made at once.
+- ``grid``: every cell.
+
+Where one axis is absent, or has one value, every method is a single line.
+
+**Ranks.** A complete cell comes before a pruned one, whose loss is that of a shorter run; of the same kind the lower
+loss comes first. A cell that diverged, or failed for good, has an infinite loss and is never picked.
+
+**Ties.** Of cells with the same rank the middle one is taken, the lower of two: the middle of a plateau is the safest.
+On a grid that is the middle one of the tied lrs, then the middle one of the tied eps at that lr.
+
+**Noise.** A neighbour is *better* where it is complete and the cell is pruned, or where both are of the same kind and
+its mean loss is lower by more than ``margin`` plus the standard error of the difference, which is 0 with one seed. The
+best of a line is the lowest mean.
+
+**It ends.** Better implies an earlier rank: margin and error are not negative. The neighbour is on the line that is
+repeated, so the best of that line ranks no later than the neighbour, and so strictly earlier than the pick before. No
+cell is picked twice, and there are finitely many.
+"""
+
+import itertools
+import math
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from statistics import fmean
+
+from avagrad.tune.records import Record, worst
+from avagrad.tune.space import Cell, Point, Space
+
+__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores"]
+
+METHODS = ("separable", "cross", "grid")
+
+
+@dataclass(frozen=True)
+class Score:
+    """What is known of a cell: the mean loss over its seeds, to be made small, and that mean's standard error.
+
+    >>> Score(0.5).error, Score(float("inf")).failed
+    (0.0, True)
+    """
+
+    loss: float
+    error: float = 0.0
+    count: int = 1
+    pruned: bool = False
+
+    def __post_init__(self) -> None:
+        if math.isnan(self.loss) or self.loss == -math.inf:
+            raise ValueError(f"loss is {self.loss}, but must be a number, or inf where a run diverged or failed.")
+        if not self.error >= 0:
+            raise ValueError(f"error is {self.error}, but must be a number of at least 0.")
+        if self.count < 1:
+            raise ValueError(f"count is {self.count}, but must be at least 1.")
+
+    @property
+    def failed(self) -> bool:
+        """Whether a run of this cell diverged or failed for good."""
+        return self.loss == math.inf
+
+    @property
+    def rank(self) -> tuple[bool, bool, float]:
+        """What cells are compared by: complete ones first, then pruned ones, and last what failed."""
+        return self.failed, self.pruned, self.loss
+
+
+def scores(records: Iterable[Record], *, direction: str = "minimize", seeds: int | None = None) -> dict[Cell, Score]:
+    """Return the score of each cell that has records: the mean over its seeds, infinite if one of them diverged.
+
+    With ``seeds``, cells that have fewer are left out: they are not known yet.
+
+    >>> two = [Record(1, 0.1, seed=0, value=0.5), Record(1, 0.1, seed=1, value=0.75)]
+    >>> scores(two)
+    {Cell(lr=1.0, eps=0.1): Score(loss=0.625, error=0.125, count=2, pruned=False)}
+    >>> scores(two, direction="maximize")[1.0, 0.1].loss, scores(two, seeds=3)
+    (-0.625, {})
+    """
+    sign = 1 if worst(direction) > 0 else -1
+    if seeds is not None and seeds < 1:
+        raise ValueError(f"seeds is {seeds}, but must be at least 1, or None.")
+    found: dict[Cell, dict[Point, Record]] = defaultdict(dict)
+    for record in records:
+        if record.point in found[record.point.cell]:
+            raise ValueError(f"records has {record.point.key} twice, but must have one record for each point.")
+        found[record.point.cell][record.point] = record
+    return {
+        cell: _score(list(runs.values()), sign) for cell, runs in found.items() if seeds is None or len(runs) >= seeds
+    }
+
+
+def better(score: Score, than: Score, margin: float = 0.0) -> bool:
+    """Return whether a score is better than another one by more than margin and noise explain.
+
+    >>> better(Score(0.5), Score(0.6)), better(Score(0.5), Score(0.6), margin=0.2)
+    (True, False)
+    >>> better(Score(0.5, error=0.3), Score(0.6, error=0.4)), better(Score(0.6), Score(0.5, pruned=True))
+    (False, True)
+    """
+    if score.failed or than.failed:
+        return than.failed and not score.failed
+    if score.pruned != than.pruned:
+        return than.pruned
+    return score.loss + margin + math.hypot(score.error, than.error) < than.loss
+
+
+def best(cells: Iterable[Cell], known: Mapping[Cell, Score]) -> Cell | None:
+    """Return the best of those cells that are known, the middle one of ties; None if none is known or all failed.
+
+    >>> line = [Cell(lr, None) for lr in (1.0, 2.0, 3.0, 4.0)]
+    >>> best(line, {line[0]: Score(0.2), line[1]: Score(0.1), line[2]: Score(0.1), line[3]: Score(0.1)})
+    Cell(lr=3.0, eps=None)
+    """
+    there = [cell for cell in cells if cell in known and not known[cell].failed]
+    if not there:
+        return None
+    first = min(known[cell].rank for cell in there)
+    tied = [cell for cell in there if known[cell].rank == first]
+    # In a space an axis is absent from all cells or from none, so None is never compared with a number.
+    lr = _middle({cell.lr for cell in tied})
+    return Cell(lr, _middle({cell.eps for cell in tied if cell.lr == lr}))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a search wants next, and what it has found so far.
+
+    - ``cells``: what has to be evaluated now; none of them is known
+    - ``pick``: the best so far under the method's rule
+    - ``stage``: what is being done, for people
+    - ``path``: the start and then the best of each stage
+    - ``confirmed``: what the last ring said; None before the first one and where there is none
+    - ``rings``: how many rings have been completed; lr and eps part where the first one confirms
+    - ``at_most``: how many cells it takes in all, at most, if the next ring confirms
+
+    >>> Plan((Cell(1.0, None),), None, False, "line over lr", (), None, 0, 1).done
+    False
+    """
+
+    cells: tuple[Cell, ...]
+    pick: Cell | None
+    done: bool
+    stage: str
+    path: tuple[Cell, ...]
+    confirmed: bool | None
+    rings: int
+    at_most: int
+
+
+def plan(method: str, space: Space, known: Mapping[Cell, Score], *, start: Cell, margin: float = 0.0) -> Plan:
+    """Return what a search wants next, given what is known.
+
+    >>> from avagrad.tune.space import axis
+    >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
+    >>> first = plan("separable", space, {}, start=space.start())
+    >>> first.stage, len(first.cells), first.at_most
+    ('line over lr at eps 0.1', 21, 47)
+    >>> second = plan("separable", space, {cell: Score(abs(cell.lr - 1)) for cell in first.cells}, start=space.start())
+    >>> second.stage, len(second.cells), str(second.pick)
+    ('line over eps at lr 1', 20, 'lr 1, eps 0.1')
+    """
+    steps = _steps(method, space, known, start, margin)
+    wanted: dict[Cell, None] = {}
+    for step in steps:
+        wanted |= dict.fromkeys(step.cells)
+        unknown = tuple(cell for cell in dict.fromkeys(step.cells) if cell not in known)
+        if unknown:
+            break
+    # Only the last step wants nothing that is unknown: every other one is passed by as soon as its cells are known.
+    return Plan(
+        cells=unknown,
+        pick=step.pick,
+        done=not unknown,
+        stage=step.stage,
+        path=tuple(cell for cell, _ in itertools.groupby(step.path)),
+        confirmed=step.confirmed,
+        rings=step.rings,
+        at_most=min(len(wanted) + step.rest, len(space)),
+    )
+
+
+@dataclass(frozen=True)
+class Replay:
+    """What a search would have found on a finished grid, and what it would have paid.
+
+    ``order`` holds the cells in the order of their evaluation, ``curve`` the lowest loss after each.
+
+    >>> Replay(Cell(1.0, None), Score(0.5), (Cell(1.0, None),), (Cell(1.0, None),), True, 0, (0.5,)).trials
+    1
+    """
+
+    pick: Cell | None
+    score: Score | None
+    order: tuple[Cell, ...]
+    path: tuple[Cell, ...]
+    confirmed: bool | None
+    rings: int
+    curve: tuple[float, ...]
+
+    @property
+    def trials(self) -> int:
+        """How many cells were paid for."""
+        return len(self.order)
+
+
+def replay(method: str, space: Space, known: Mapping[Cell, Score], *, start: Cell, margin: float = 0.0) -> Replay:
+    """Run a search on what is known already, as if it had to be paid for.
+
+    >>> from avagrad.tune.space import axis
+    >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-8:1:9", "eps"))
+    >>> known = {cell: Score(abs(cell.lr - 1) + abs(cell.eps - 0.01)) for cell in space.cells()}
+    >>> found = replay("separable", space, known, start=space.start())
+    >>> str(found.pick), found.trials, found.confirmed, len(space)
+    ('lr 1, eps 0.01', 19, True, 63)
+    """
+    paid: dict[Cell, Score] = {}
+    while not (now := plan(method, space, paid, start=start, margin=margin)).done:
+        for cell in now.cells:
+            if cell not in known:
+                raise ValueError(f"known has no {cell}, but must have all that the {method} search wants: {now.stage}.")
+            paid[cell] = known[cell]
+    score = paid[now.pick] if now.pick is not None else None
+    return Replay(now.pick, score, tuple(paid), now.path, now.confirmed, now.rings, tuple(best_so_far(paid, known)))
+
+
+def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[float]:
+    """Return the lowest loss after each trial; a pruned cell does not lower it, since its loss is a shorter run's.
+
+    >>> line = [Cell(1.0, None), Cell(2.0, None), Cell(3.0, None)]
+    >>> best_so_far(line, {line[0]: Score(0.5), line[1]: Score(0.7), line[2]: Score(0.1)})
+    [0.5, 0.5, 0.1]
+    """
+    return list(itertools.accumulate((math.inf if known[cell].pruned else known[cell].loss for cell in order), min))
+
+
+# --- the methods, each told as a story ------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class _Step:
+    """A chapter of a search: it goes on to the next one when all of these cells are known."""
+
+    stage: str
+    cells: tuple[Cell, ...]
+    pick: Cell | None
+    path: tuple[Cell, ...]
+    rest: int = 0  # how many further cells the chapters up to the next ring take at most
+    rings: int = 0
+    confirmed: bool | None = None
+
+
+def _steps(method: str, space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, but must be one of {', '.join(METHODS)}.")
+    if start not in space:
+        raise ValueError(f"start is {start}, but must be a cell of the space.")
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"margin is {margin}, but must be finite and at least 0.")
+    told: Callable[[Space, Mapping[Cell, Score], Cell, float], Iterator[_Step]]
+    told = _line if 1 in space.shape else {"separable": _separable, "cross": _cross, "grid": _grid}[method]
+    return told(space, known, start, margin)
+
+
+def _separable(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+    _, columns = space.shape
+    line, stage = _over_lr(space, start), f"line over lr at {Cell(None, start.eps)}"
+    pick = best(line, known)
+    yield _Step(stage, line, pick, (start,), rest=columns - 1 + _ring_at_most(space))
+    if pick is None:
+        yield _nothing(stage, start)
+        return
+    path = (start, pick)
+    line, stage = _over_eps(space, pick), f"line over eps at {Cell(pick.lr, None)}"
+    pick = best(line, known)
+    yield _Step(stage, line, pick, path, rest=_ring_at_most(space))
+    yield from _rings(space, known, pick, path, margin)
+
+
+def _cross(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+    over_lr, over_eps = _over_lr(space, start), _over_eps(space, start)
+    stage = f"line over lr at {Cell(None, start.eps)} and line over eps at {Cell(start.lr, None)}"
+    lines = over_lr + over_eps
+    # The two best together, and a ring around a cell that may be on neither line.
+    yield _Step(stage, lines, best(lines, known), (start,), rest=1 + _ring_at_most(space, on_line=False))
+    by_lr, by_eps = best(over_lr, known), best(over_eps, known)
+    pick = by_lr or by_eps
+    if pick is None:
+        yield _nothing(stage, start)
+        return
+    if by_lr and by_eps:
+        both = Cell(by_lr.lr, by_eps.eps)
+        # In this order, so that of ties the two best together are taken.
+        pick = min((cell for cell in (both, by_lr, by_eps) if cell in known), key=lambda cell: known[cell].rank)
+        yield _Step(f"the two best together: {both}", (both,), pick, (start,), _ring_at_most(space, on_line=False))
+    yield from _rings(space, known, pick, (start,), margin)
+
+
+def _rings(
+    space: Space, known: Mapping[Cell, Score], pick: Cell | None, path: tuple[Cell, ...], margin: float
+) -> Iterator[_Step]:
+    confirmed = None
+    for rings in itertools.count():
+        assert pick is not None  # every line from here on has a cell that did not fail: the one that led to it
+        path = (*path, pick)
+        ring, stage = space.neighbours(pick), f"ring around {pick}"
+        yield _Step(stage, ring, pick, path, rings=rings, confirmed=confirmed)
+        to = best((cell for cell in ring if better(known[cell], known[pick], margin)), known)
+        if to is None:
+            yield _Step(stage, (), pick, path, rings=rings + 1, confirmed=True)
+            return
+        confirmed = False
+        line = _over_eps(space, to)
+        pick = best(line, known)
+        yield _Step(
+            f"line over eps at {Cell(to.lr, None)}", line, pick, path, _ring_at_most(space), rings + 1, confirmed
+        )
+
+
+def _line(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+    """Tell of a space that is a single line, whatever the method: nothing is left to confirm when it has been run."""
+    rows, columns = space.shape
+    name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
+    stage = f"line over {name}" + (f" at {at}" if any(at) else "")
+    cells = space.cells()
+    pick = best(cells, known)
+    yield _Step(stage, cells, pick, (start,))
+    yield _Step(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
+
+
+def _grid(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+    cells, stage = space.cells(), f"grid of {len(space)} cells"
+    pick = best(cells, known)
+    yield _Step(stage, cells, pick, (start,))
+    yield _Step(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
+
+
+def _nothing(stage: str, start: Cell) -> _Step:
+    return _Step(f"every point of the {stage} diverged or failed", (), None, (start,))
+
+
+def _over_lr(space: Space, cell: Cell) -> tuple[Cell, ...]:
+    return tuple(other for other in space.cells() if other.eps == cell.eps)
+
+
+def _over_eps(space: Space, cell: Cell) -> tuple[Cell, ...]:
+    return tuple(other for other in space.cells() if other.lr == cell.lr)
+
+
+def _ring_at_most(space: Space, on_line: bool = True) -> int:
+    """Return how many unknown neighbours a cell has at most; where the eps line through it is known, two fewer."""
+    rows, columns = (min(3, length) for length in space.shape)
+    return (rows - on_line) * columns - (not on_line)
+
+
+def _middle(values: set[float | None]) -> float | None:
+    ordered = sorted(values, key=lambda value: value or 0.0)
+    return ordered[(len(ordered) - 1) // 2]
+
+
+def _score(runs: list[Record], sign: int) -> Score:
+    pruned = any(run.pruned for run in runs)
+    if any(run.diverged for run in runs):
+        return Score(math.inf, count=len(runs), pruned=pruned)
+    losses = [sign * run.value for run in runs]
+    try:
+        loss = fmean(losses)
+    except OverflowError:
+        loss = math.fsum(value / len(losses) for value in losses)
+    # Not statistics.stdev: squares of large losses leave the range of floats, which hypot does not.
+    error = math.hypot(*(value - loss for value in losses)) / math.sqrt(len(runs) * max(len(runs) - 1, 1))
+    return Score(loss, error, len(runs), pruned)

@@ -1,0 +1,313 @@
+"""Where a search looks: axes of values for lr and eps, the grid that they span, and the paper's grids.
+
+Every value is kept to 12 significant digits, so that a value and the text that names it are the same thing: a point can
+be found again by its key, in any file and on any machine.
+"""
+
+import itertools
+import math
+import numbers
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple, Self
+
+__all__ = ["Axis", "Cell", "Point", "Space", "axis", "kept", "shown"]
+
+NAMES = ("lr", "eps")
+DEFAULT_EPS = 0.1  # where lr and eps were found to part best: far from both Adam (small eps) and SGD (large eps)
+MOST_VALUES = 10_000  # a longer axis is a slip of the keyboard
+
+
+def _decades(factors: tuple[int, ...], first: float, last: float) -> tuple[float, ...]:
+    values = (float(f"{factor}e{k}") for k in range(-9, 5) for factor in factors)
+    return tuple(value for value in values if first <= value <= last)
+
+
+_PAPER = {
+    "paper": {"lr": _decades((1, 5), 5e-7, 5e3), "eps": _decades((1, 2), 1e-8, 1e2)},
+    "paper-chars": {"lr": _decades((2,), 2e-4, 2e3), "eps": _decades((1, 5), 1e-8, 1e2)},
+}
+_WORDS = f"{', '.join(map(repr, _PAPER))}, 'low:high:count' such as '1e-4:1e3:15', or numbers such as '0.1, 1, 10'"
+
+
+def kept(value: float) -> float:
+    """Return a value as it is kept: to 12 significant digits.
+
+    >>> kept(0.1 + 0.2), kept(1e-8)
+    (0.3, 1e-08)
+    """
+    return float(shown(value))
+
+
+def shown(value: float) -> str:
+    """Return a value as text that gives the same value back.
+
+    >>> shown(1000.0), shown(1e-8), shown(0.1 + 0.2)
+    ('1000', '1e-08', '0.3')
+    """
+    return f"{value:.12g}"
+
+
+class Cell(NamedTuple):
+    """One lr and one eps; None where there is no such axis.
+
+    >>> str(Cell(lr=1.0, eps=1e-8)), str(Cell(lr=None, eps=0.1))
+    ('lr 1, eps 1e-08', 'eps 0.1')
+    """
+
+    lr: float | None
+    eps: float | None
+
+    def __str__(self) -> str:
+        return ", ".join(f"{name} {value:.4g}" for name, value in zip(NAMES, self, strict=True) if value is not None)
+
+
+class Point(NamedTuple):
+    """A cell and a seed: what one run is made for.
+
+    >>> Point(lr=0.1, eps=1e-8, seed=0).key, Point(lr=0.1, eps=None, seed=2).key
+    ('lr=0.1 eps=1e-08 seed=0', 'lr=0.1 seed=2')
+    >>> Point.from_key("lr=0.1 eps=1e-08 seed=0").cell
+    Cell(lr=0.1, eps=1e-08)
+    """
+
+    lr: float | None
+    eps: float | None
+    seed: int
+
+    @property
+    def cell(self) -> Cell:
+        """The point without its seed."""
+        return Cell(self.lr, self.eps)
+
+    @property
+    def key(self) -> str:
+        """The point as text, always the same for the same point; absent axes are left out."""
+        parts = [f"{name}={shown(value)}" for name, value in zip(NAMES, self.cell, strict=True) if value is not None]
+        return " ".join([*parts, f"seed={self.seed}"])
+
+    @classmethod
+    def from_key(cls, key: str) -> Self:
+        """Return the point that has this key."""
+        try:
+            parts = dict(part.split("=") for part in key.split(" "))
+            found = {name: float(parts[name]) if name in parts else None for name in NAMES}
+            point = cls(found["lr"], found["eps"], int(parts["seed"]))
+        except (AttributeError, KeyError, ValueError):
+            point = None
+        # Comparing the texts refuses, at once, all that is nearly a key: other orders, other digits, further parts.
+        if point is None or point.key != key:
+            raise ValueError(f"key is {key!r}, but must be the key of a point such as 'lr=0.1 eps=1e-08 seed=0'.")
+        return point
+
+
+@dataclass(frozen=True)
+class Axis:
+    """The values that lr or eps may take, in ascending order.
+
+    >>> Axis("lr", (0.01, 0.1, 1)).values
+    (0.01, 0.1, 1.0)
+    >>> Axis("lr", (1, 0.1))
+    Traceback (most recent call last):
+    ...
+    ValueError: lr has 0.1 after 1, but its values must ascend.
+    """
+
+    name: str
+    values: tuple[float, ...]
+
+    def __post_init__(self) -> None:
+        if self.name not in NAMES:
+            raise ValueError(f"name is {self.name!r}, but must be 'lr' or 'eps'.")
+        if isinstance(self.values, (str, bytes, Mapping)) or not isinstance(self.values, Iterable):
+            raise TypeError(f"{self.name} is {self.values!r}, but must be a sequence of numbers.")
+        values = tuple(_value(self.name, value) for value in self.values)
+        if not values:
+            raise ValueError(f"{self.name} is {self.values!r}, but must have at least one value.")
+        for before, after in itertools.pairwise(values):
+            if before == after:
+                raise ValueError(f"{self.name} has {shown(after)} twice, but its values must be distinct.")
+            if before > after:
+                raise ValueError(f"{self.name} has {shown(after)} after {shown(before)}, but its values must ascend.")
+        object.__setattr__(self, "values", values)
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @property
+    def middle(self) -> float:
+        """The value in the middle, the lower one of two."""
+        return self.values[(len(self.values) - 1) // 2]
+
+    def place(self, value: float, called: str | None = None) -> int:
+        """Return where a value stands on the axis, or say which values are nearest to it."""
+        called = called or self.name
+        value = _value(called, value)
+        if value in self.values:
+            return self.values.index(value)
+        near = sorted(sorted(self.values, key=lambda other: abs(math.log(other) - math.log(value)))[:3])
+        raise ValueError(
+            f"{called} is {shown(value)}, but must be on the {self.name} axis, where the nearest"
+            f" {'values are' if len(near) > 1 else 'value is'} {', '.join(map(shown, near))}."
+        )
+
+
+def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis | None:
+    """Return an axis from what people write: a number, numbers, or a text; None is an axis that is absent.
+
+    A text is a number, numbers between commas, ``low:high:count`` (evenly spaced in the logarithm, both ends included),
+    or the name of a grid:
+
+    - ``"paper"``, the CIFAR grid, 21 values each: lr is 5e-7 and then {1, 5} x 10^k from 1e-6 to 5e3; eps is
+      {1, 2} x 10^k from 1e-8 to 20, and then 100 (200 is not in it);
+    - ``"paper-chars"``, the Penn Treebank grid: lr is 2 x 10^k from 2e-4 to 2e3, 8 values (the paper's text ends at 20,
+      but its best lr is 200); eps is {1, 5} x 10^k from 1e-8 to 50, and then 100, 21 values.
+
+    >>> axis("1e-4:1e-1:4", "eps").values
+    (0.0001, 0.001, 0.01, 0.1)
+    >>> axis("paper", "lr").values[:4], len(axis("paper", "lr")), len(axis("paper", "eps"))
+    ((5e-07, 1e-06, 5e-06, 1e-05), 21, 21)
+    >>> axis("0.1, 1", "lr") == axis([0.1, 1], "lr"), axis(0.1, "lr").values, axis(None, "lr")
+    (True, (0.1,), None)
+    """
+    if name not in NAMES:
+        raise ValueError(f"name is {name!r}, but must be 'lr' or 'eps'.")
+    if given is None:
+        return None
+    if isinstance(given, Axis):
+        if given.name != name:
+            raise ValueError(f"{name} is an axis of {given.name}, but must be one of {name}.")
+        return given
+    if isinstance(given, str):
+        return Axis(name, _from_text(given, name))
+    if isinstance(given, Iterable):
+        return Axis(name, given)  # type: ignore[arg-type]  # it makes a tuple of any iterable, and refuses the rest
+    return Axis(name, (given,))
+
+
+@dataclass(frozen=True)
+class Space:
+    """The cells of a search: every lr with every eps, or one line where an axis is absent.
+
+    >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
+    >>> len(space), str(space.start())
+    (441, 'lr 0.05, eps 0.1')
+    >>> [str(cell) for cell in Space(axis([1, 2], "lr"), None).cells()]
+    ['lr 1', 'lr 2']
+    """
+
+    lr: Axis | None
+    eps: Axis | None
+
+    def __post_init__(self) -> None:
+        for name, given in zip(NAMES, (self.lr, self.eps), strict=True):
+            if given is not None and not isinstance(given, Axis):
+                raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
+            axis(given, name)
+        if self.lr is None and self.eps is None:
+            raise ValueError("lr and eps are None, but at least one of them must be an axis.")
+
+    def __len__(self) -> int:
+        rows, columns = self.shape
+        return rows * columns
+
+    def __contains__(self, cell: object) -> bool:
+        return isinstance(cell, tuple) and len(cell) == 2 and all(map(tuple.__contains__, self._columns, cell))
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many lr and how many eps there are; an absent axis counts as one."""
+        return len(self._columns[0]), len(self._columns[1])
+
+    def cells(self) -> tuple[Cell, ...]:
+        """Return all cells, all eps of the first lr first."""
+        return tuple(itertools.starmap(Cell, itertools.product(*self._columns)))
+
+    def indices(self, cell: Cell) -> tuple[int, int]:
+        """Return where a cell stands on the lr axis and on the eps axis: 0 on an axis that is absent.
+
+        >>> Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).indices(Cell(3.0, 0.1))
+        (2, 0)
+        """
+        row, column = (
+            self._place(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
+        )
+        return row, column
+
+    def neighbours(self, cell: Cell) -> tuple[Cell, ...]:
+        """Return the cells around a cell, in the order of :meth:`cells`: eight, fewer at a border.
+
+        >>> [str(cell) for cell in Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).neighbours(Cell(1.0, 0.1))]
+        ['lr 1, eps 0.2', 'lr 2, eps 0.1', 'lr 2, eps 0.2']
+        """
+        near = [
+            values[max(place - 1, 0) : place + 2]
+            for values, place in zip(self._columns, self.indices(cell), strict=True)
+        ]
+        return tuple(other for other in itertools.starmap(Cell, itertools.product(*near)) if other != cell)
+
+    def start(self, start_lr: float | None = None, start_eps: float | None = None) -> Cell:
+        """Return the cell where a search begins: eps 0.1 where it is on the axis, else the middle of each axis.
+
+        >>> Space(axis("1e-4:1:5", "lr"), axis("1e-8:1:9", "eps")).start(start_lr=0.5)
+        Traceback (most recent call last):
+        ...
+        ValueError: start_lr is 0.5, but must be on the lr axis, where the nearest values are 0.01, 0.1, 1.
+        """
+        found: list[float | None] = []
+        for name, given, line in zip(NAMES, (start_lr, start_eps), (self.lr, self.eps), strict=True):
+            if line is None:
+                if given is not None:
+                    raise ValueError(f"start_{name} is {given!r}, but must be None where there is no {name} axis.")
+                found.append(None)
+            elif given is not None:
+                found.append(line.values[line.place(given, f"start_{name}")])
+            else:
+                found.append(DEFAULT_EPS if name == "eps" and DEFAULT_EPS in line.values else line.middle)
+        return Cell(*found)
+
+    @property
+    def _columns(self) -> tuple[tuple[float | None, ...], tuple[float | None, ...]]:
+        return (self.lr.values if self.lr else (None,)), (self.eps.values if self.eps else (None,))
+
+    @staticmethod
+    def _place(name: str, value: float | None, line: Axis | None) -> int:
+        if line is None and value is None:
+            return 0
+        if line is None or value is None:
+            allowed = "None: there is no such axis" if line is None else "a value of its axis"
+            raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
+        return line.place(value)
+
+
+def _value(name: str, value: Any) -> float:
+    """Return a value as an axis keeps it, or refuse it."""
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} has the value {value!r}, but a value must be a number.")
+    try:
+        number = float(value)
+    except OverflowError:  # an integer beyond all floats
+        number = math.inf
+    if not 0 < number < math.inf:
+        raise ValueError(f"{name} has the value {number!r}, but a value must be finite and above 0.")
+    return kept(number)
+
+
+def _from_text(text: str, name: str) -> tuple[float, ...]:
+    word = text.strip()
+    if word in _PAPER:
+        return _PAPER[word][name]
+    try:
+        if ":" not in word:
+            return tuple(float(part) for part in word.split(","))
+        low, high, count = (read(part) for read, part in zip((float, float, int), word.split(":"), strict=True))
+    except ValueError:
+        raise ValueError(f"{name} is {text!r}, but must be one of {_WORDS}.") from None
+    low, high = _value(name, low), _value(name, high)
+    if not low < high:
+        raise ValueError(f"{name} is {text!r}, but must have its low end, {shown(low)}, below its high end.")
+    if not 2 <= count <= MOST_VALUES:
+        raise ValueError(f"{name} is {text!r}, but must have a count from 2 to {MOST_VALUES}.")
+    first, last = math.log10(low), math.log10(high)
+    between = (10 ** (first + (last - first) * i / (count - 1)) for i in range(1, int(count) - 1))
+    return (low, *between, high)

@@ -1,0 +1,194 @@
+"""Where a study is kept: a journal file or any database that Optuna knows; and its errors, as sentences."""
+
+import contextlib
+import json
+import os
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any, TypeVar
+
+import optuna
+import sqlalchemy
+from optuna.storages import BaseStorage, JournalStorage, RDBStorage
+from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
+
+__all__ = ["StorageError", "described", "errors_told", "is_url", "open_storage", "patiently"]
+
+# A process that is killed while it writes leaves its lock; after so many seconds the others remove it.
+GRACE = 3
+# How long a database may be away, as when it is restarted, before a study gives up.
+PATIENCE = 60.0
+
+T = TypeVar("T")
+
+
+class StorageError(RuntimeError):
+    """The storage cannot be used; the message says which, why, and what to do.
+
+    >>> issubclass(StorageError, RuntimeError)
+    True
+    """
+
+
+class _AwayError(StorageError):
+    """A database that does not answer, and may do so again."""
+
+
+class _Journal(JournalFileBackend):
+    """Optuna's journal file, which survives more: a half line that a killed process or a full disk has left is cut off
+    before the next one is written, and a file that has been removed is missed, not begun anew.
+    """  # noqa: D205
+
+    def __init__(self, path: Path) -> None:
+        # An absolute path, and a lock that is a file of its own: the age of the lock is then the lock's own.
+        super().__init__(str(path), JournalFileOpenLock(str(path), grace_period=GRACE))
+        self.path, self.inode = path, path.stat().st_ino
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        self._check(os.stat(self.path).st_ino)
+        yield from super().read_logs(log_number_from)
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        self._lock.acquire()
+        try:
+            file = os.open(self.path, os.O_RDWR | os.O_APPEND)
+            try:
+                self._check(os.fstat(file).st_ino)
+                _cut_half_line(file)
+                while text:
+                    text = text[os.write(file, text) :]
+                os.fsync(file)
+            finally:
+                os.close(file)
+        finally:
+            with contextlib.suppress(RuntimeError):  # another has removed it, since this process was held up for long
+                self._lock.release()
+
+    def _check(self, inode: int) -> None:
+        if inode != self.inode:
+            raise FileNotFoundError("it has been replaced by another file")
+
+
+def _cut_half_line(file: int) -> None:
+    end = size = os.fstat(file).st_size
+    while end and os.pread(file, 1, end - 1) != b"\n":
+        end -= 1
+    if end < size:
+        os.ftruncate(file, end)
+
+
+def is_url(storage: str | os.PathLike[str]) -> bool:
+    """Tell whether a storage is a database's URL; it is a journal file otherwise.
+
+    >>> is_url("postgresql://host/db"), is_url("runs/mine.journal")
+    (True, False)
+    """
+    return "://" in os.fspath(storage)
+
+
+def described(storage: str | os.PathLike[str]) -> str:
+    """Return a storage's name as it may be shown: without a password.
+
+    >>> described("postgresql://me:secret@host/db")
+    'postgresql://me:***@host/db'
+    """
+    name = os.fspath(storage)
+    if not is_url(name):
+        return name
+    with contextlib.suppress(sqlalchemy.exc.ArgumentError):
+        return sqlalchemy.engine.make_url(name).render_as_string(hide_password=True)
+    return name
+
+
+def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> BaseStorage:
+    """Open, or make, a journal file or a database.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     len(open_storage(f"{place}/new/mine.journal").get_all_studies())
+    0
+    """
+    with errors_told(storage):
+        if is_url(storage):
+            return optuna.storages.get_storage(RDBStorage(_with_driver(os.fspath(storage)), _engine_options(storage)))
+        path = Path(storage).expanduser().resolve()
+        if path.is_dir():
+            raise IsADirectoryError("it is a folder; name a file, such as runs/mine.journal")
+        if create:
+            path.parent.mkdir(parents=True, exist_ok=True)
+        elif not path.exists():
+            raise FileNotFoundError("there is no such file")
+        return JournalStorage(_Journal(path))
+
+
+def _engine_options(storage: str | os.PathLike[str]) -> dict[str, Any]:
+    # A connection that the server has closed meanwhile is noticed and made anew.
+    return {"pool_pre_ping": True} if not os.fspath(storage).startswith("sqlite") else {}
+
+
+def _with_driver(url: str) -> str:
+    """Let plain postgresql:// mean psycopg, which our extra installs; SQLAlchemy would look for psycopg2."""
+    for scheme in ("postgresql://", "postgres://"):
+        if url.startswith(scheme):
+            return "postgresql+psycopg://" + url.removeprefix(scheme)
+    return url
+
+
+@contextlib.contextmanager
+def errors_told(storage: str | os.PathLike[str]) -> Iterator[None]:
+    """Turn what goes wrong with a storage into a sentence that names it.
+
+    >>> with errors_told("runs/mine.journal"):
+    ...     raise FileNotFoundError(2, "No such file or directory")
+    Traceback (most recent call last):
+    ...
+    avagrad.tune.storage.StorageError: storage is 'runs/mine.journal', which is gone or was never there: ...
+    """
+    name = described(storage)
+    try:
+        yield
+    except StorageError:
+        raise
+    except FileNotFoundError as error:
+        raise StorageError(f"storage is {name!r}, which is gone or was never there: {error}.") from error
+    except OSError as error:
+        raise StorageError(f"storage is {name!r}, which cannot be read or written: {error}.") from error
+    except ImportError as error:
+        raise StorageError(
+            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' has "
+            "PostgreSQL's; other databases have theirs."
+        ) from error
+    except sqlalchemy.exc.ArgumentError as error:
+        raise StorageError(f"storage is {name!r}, which is no URL of a database: {error}.") from error
+    except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
+        cause = str(error.__cause__ or error).strip().splitlines()[0]
+        locked = "; another process holds it: use a journal file or PostgreSQL for several workers"
+        hint = locked if "locked" in cause else ""
+        raise _AwayError(f"storage is {name!r}, which does not answer: {cause}{hint}.") from error
+    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+        if is_url(storage):
+            raise
+        raise StorageError(
+            f"storage is {name!r}, which is not a journal of Optuna's ({type(error).__name__}: {error}); records in "
+            "JSON lines are read by `avagrad study import`."
+        ) from error
+
+
+def patiently(act: Callable[[], T], *, patience: float | None = None) -> T:
+    """Do something with a storage, again and again for a minute if it is a database that does not answer.
+
+    >>> patiently(lambda: 3)
+    3
+    """
+    until = time.monotonic() + (PATIENCE if patience is None else patience)
+    pause = 0.5
+    while True:
+        try:
+            return act()
+        except _AwayError:
+            if time.monotonic() + pause > until:
+                raise
+        time.sleep(pause)
+        pause = min(2 * pause, 5.0)

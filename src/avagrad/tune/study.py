@@ -1,0 +1,453 @@
+"""The record of a search: an Optuna study in which every point is run to its end exactly once.
+
+A point is a trial. It is queued (WAITING) under a key that its values give, held (RUNNING) by a worker that renews a
+lease, and finished (COMPLETE, or PRUNED) or failed (FAIL). Any number of processes on any number of machines may queue,
+take, renew, finish and take back at any moment, and may be killed at any moment, because of four rules:
+
+- A storage lets one process alone turn a waiting trial into a running one, and lets nobody write to an ended one.
+- Two processes may queue the same point at the same time. So whoever has taken a trial looks once more: it runs only
+  if no other trial of that key is finished, and none with a smaller number is waiting or running. Numbers are given in
+  the order of creation, so all agree on which one that is, and at most one trial of a key can ever be finished.
+- A trial whose holder shows no sign of life is failed by whoever notices. If the holder comes back, it finds an ended
+  trial, and its result is dropped.
+- What is not queued, held or finished is queued again. Nothing else needs to be remembered.
+"""
+
+import contextlib
+import json
+import math
+import os
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import optuna
+from optuna.distributions import FloatDistribution
+from optuna.exceptions import UpdateFinishedTrialError
+from optuna.storages import BaseStorage
+from optuna.study import StudyDirection
+from optuna.trial import FrozenTrial, TrialState
+
+from avagrad.tune.leases import LEASE, Watch, holder
+from avagrad.tune.records import Record
+from avagrad.tune.space import Point
+from avagrad.tune.storage import StorageError, described, errors_told, is_url, open_storage, patiently
+
+__all__ = ["DIRECTIONS", "PRUNERS", "Held", "Seen", "Study", "pruner_named"]
+
+Pruned = optuna.TrialPruned
+DIRECTIONS = ("minimize", "maximize")
+PRUNERS = ("median", "halving")
+_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
+_LIVE = (TrialState.WAITING, TrialState.RUNNING)
+# Attributes of the study and of its trials.
+ABOUT, KEY, FAILED, DIVERGED, SECONDS, FACTS = "avagrad", "key", "failed", "diverged_at", "seconds", "facts"
+_LEASE = "avagrad:lease"
+# What an ended trial says when its point was not at fault.
+GIVEN_BACK, DUPLICATE = "given back", "duplicate"
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """A study at one moment.
+
+    >>> Seen().records
+    ()
+    """
+
+    records: tuple[Record, ...] = ()
+    waiting: tuple[str, ...] = ()  # keys
+    held: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
+    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: what went wrong, each time
+
+
+def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
+    """Return a pruner of Optuna's, by name.
+
+    >>> type(pruner_named("median")).__name__
+    'MedianPruner'
+    >>> pruner_named("meidan")
+    Traceback (most recent call last):
+    ...
+    ValueError: pruner is 'meidan', but must be one of median, halving, or None.
+    """
+    if name is None:
+        return optuna.pruners.NopPruner()
+    if name not in PRUNERS:
+        raise ValueError(f"pruner is {name!r}, but must be one of {', '.join(PRUNERS)}, or None.")
+    return optuna.pruners.MedianPruner() if name == "median" else optuna.pruners.SuccessiveHalvingPruner()
+
+
+class Study:
+    """A study that is open, for whoever queues, works, or looks.
+
+    >>> import tempfile
+    >>> place = tempfile.TemporaryDirectory()
+    >>> study = Study(f"{place.name}/mine.journal", "mine", direction="minimize", about={"objective": "f"})
+    >>> study.queue([Point(0.1, None, 0), Point(1.0, None, 0), Point(0.1, None, 0)])
+    2
+    >>> held = study.take("me")
+    >>> held.finish(0.25)
+    True
+    >>> [(record.lr, record.value) for record in study.look().records]
+    [(0.1, 0.25)]
+    >>> place.cleanup()
+    """
+
+    def __init__(
+        self,
+        storage: str | os.PathLike[str],
+        name: str,
+        *,
+        direction: str | None = None,
+        about: Mapping[str, Any] | None = None,
+        create: bool = True,
+        pruner: str | None = None,
+    ) -> None:
+        self.place, self.name = os.fspath(storage), name
+        with self._told():
+            self.storage: BaseStorage = open_storage(storage, create=create)
+            known = [study.study_name for study in self.storage.get_all_studies()]
+        if name not in known:
+            self._refuse_to_join(known, create)
+            if direction not in DIRECTIONS:
+                raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}.")
+        with self._told():
+            self.optuna = optuna.create_study(
+                storage=self.storage,
+                study_name=name,
+                direction=None if direction is None else StudyDirection[direction.upper()],
+                load_if_exists=True,
+                pruner=pruner_named(pruner),
+            )
+            self.id = self.optuna._study_id
+        self._check_what_it_holds(direction, json.loads(json.dumps(dict(about or {}))))
+
+    def _refuse_to_join(self, known: list[str], create: bool) -> None:
+        """Refuse to begin a study where there is to be one, or in a file that holds another."""
+        where = f"storage is {described(self.place)!r}, which holds"
+        if not create:
+            raise StorageError(f"{where} {_these(known)}, and not {self.name!r}.")
+        if known and not is_url(self.place):
+            raise StorageError(
+                f"{where} {_these(known)}, and not {self.name!r}: name another storage, or the study that is there."
+            )
+
+    def _check_what_it_holds(self, direction: str | None, about: dict[str, Any]) -> None:
+        with self._told():
+            now = self.storage.get_study_directions(self.id)[0].name.lower()
+            held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
+            empty = not self.storage.get_all_trials(self.id, deepcopy=False)
+            if held is None and empty:
+                held = {"format": 1, **about}
+                self.storage.set_study_user_attr(self.id, ABOUT, held)
+        where = f"storage is {described(self.place)!r}, whose study {self.name!r}"
+        if held is None:
+            raise StorageError(f"{where} was not made by avagrad: give another name, or another storage.")
+        if direction is not None and direction != now:
+            raise StorageError(f"{where} is to {now}, but direction is {direction!r}.")
+        for key, value in about.items():
+            if key in held and held[key] != value:
+                was, wanted = _difference(held[key], value)
+                raise StorageError(
+                    f"{where} was made with {key} {was}, and now it is {wanted}: its points would not be comparable. "
+                    "Give another name, or another storage."
+                )
+        if missing := {key: value for key, value in about.items() if key not in held}:
+            with self._told():
+                self.storage.set_study_user_attr(self.id, ABOUT, held | missing)
+        self.direction, self.about = now, held | missing
+
+    @contextlib.contextmanager
+    def _told(self) -> Iterator[None]:
+        with errors_told(self.place):
+            yield
+
+    def close(self) -> None:
+        """Close the connections to a database.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     Study(f"{place}/a.journal", "a", direction="minimize").close()
+        """
+        backend = getattr(self.storage, "_backend", None)
+        if isinstance(backend, optuna.storages.RDBStorage):
+            backend.engine.dispose()
+
+    @property
+    def worst(self) -> float:
+        """What a diverged point is worth.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     Study(f"{place}/a.journal", "a", direction="maximize").worst
+        -inf
+        """
+        return math.inf if self.direction == "minimize" else -math.inf
+
+    # --- looking ---
+
+    def trials(self) -> list[FrozenTrial]:
+        """Return all trials that are points, in the order of their numbers."""
+
+        def read() -> list[FrozenTrial]:
+            with self._told():
+                return self.storage.get_all_trials(self.id, deepcopy=False)
+
+        return [trial for trial in patiently(read) if KEY in trial.user_attrs]
+
+    def look(self) -> Seen:
+        """Return what is finished, waiting, held and failed now."""
+        records, waiting, held = [], [], {}
+        failures: dict[str, tuple[str, ...]] = {}
+        for trial in self.trials():
+            key = trial.user_attrs[KEY]
+            if trial.state in _FINISHED:
+                records.append(_record(trial, self.worst))
+            elif trial.state == TrialState.WAITING:
+                waiting.append(key)
+            elif trial.state == TrialState.RUNNING:
+                held[trial._trial_id] = key, trial.system_attrs.get(_LEASE)
+            else:
+                failures[key] = (*failures.get(key, ()), trial.user_attrs.get(FAILED, "failed"))
+        return Seen(tuple(records), tuple(waiting), held, failures)
+
+    # --- queueing ---
+
+    def queue(self, points: Iterable[Point]) -> int:
+        """Queue those points that are neither queued, held nor finished; return how many that were."""
+        taken = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in _LIVE + _FINISHED}
+        count = 0
+        for point in points:
+            if point.key not in taken:
+                taken.add(point.key)
+                self._create(point, state=TrialState.WAITING)
+                count += 1
+        return count
+
+    def add(self, records: Iterable[Record]) -> int:
+        """Put in what was found elsewhere; points that are finished here stay as they are. Return how many were new."""
+        finished = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in _FINISHED}
+        count = 0
+        for record in records:
+            if record.point.key in finished:
+                continue
+            finished.add(record.point.key)
+            attributes = {SECONDS: record.seconds, FACTS: dict(record.facts), DIVERGED: record.diverged_at}
+            state = TrialState.PRUNED if record.pruned else TrialState.COMPLETE
+            value = self.worst if math.isinf(record.value) else record.value
+            self._create(record.point, state=state, value=value, attributes=attributes)
+            count += 1
+        return count
+
+    def _create(
+        self,
+        point: Point,
+        *,
+        state: TrialState,
+        value: float | None = None,
+        attributes: Mapping[str, Any] | None = None,
+    ) -> None:
+        axes = {name: x for name, x in (("lr", point.lr), ("eps", point.eps)) if x is not None}
+        # The range says nothing: points come from an axis. Optuna wants one, and the same for all trials.
+        anything = FloatDistribution(1e-300, 1e300, log=True)
+        kept = {name: x for name, x in (attributes or {}).items() if x not in (None, {})}
+        given = {"seed": point.seed} if state == TrialState.WAITING else {"seed": point.seed, **kept}
+        template = optuna.trial.create_trial(
+            state=state,
+            value=value,
+            params=axes,
+            distributions=dict.fromkeys(axes, anything),
+            user_attrs={KEY: point.key, **given},
+        )
+
+        def create() -> None:
+            with self._told():
+                self.storage.create_new_trial(self.id, template)
+
+        patiently(create)
+
+    # --- working ---
+
+    def take(self, worker: str) -> "Held | None":
+        """Take a waiting point; None if there is none."""
+        trials = self.trials()
+        firsts = _to_run(trials)
+        for trial in trials:
+            if trial.state != TrialState.WAITING or not _is_in(trial, firsts):
+                continue
+            with contextlib.suppress(UpdateFinishedTrialError), self._told():
+                if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
+                    continue
+                held = Held(self, trial, holder(worker))
+                if held.renew() and _is_in(trial, _to_run(self.trials())):
+                    return held
+                held.fail(DUPLICATE)
+        return None
+
+    def optuna_trial(self, trial_id: int) -> optuna.trial.Trial:
+        """Return a held trial as Optuna's own kind."""
+        with self._told():
+            return optuna.trial.Trial(self.optuna, trial_id)
+
+    def fail(self, trial_id: int, reason: str) -> bool:
+        """End a trial without a result, whoever holds it; False if it has ended already."""
+
+        def end() -> bool:
+            with self._told():
+                try:
+                    self.storage.set_trial_user_attr(trial_id, FAILED, reason)
+                    self.storage.set_trial_state_values(trial_id, TrialState.FAIL)
+                except UpdateFinishedTrialError:
+                    return False
+            return True
+
+        return patiently(end)
+
+    def take_back(self, seen: Seen, watch: Watch) -> int:
+        """Fail the trials whose holders show no sign of life; return how many there were."""
+        watch.forget_all_but(set(seen.held))
+        lost = [trial for trial, (_, lease) in seen.held.items() if watch.has_run_out(trial, lease)]
+        return sum(self.fail(trial, f"{GIVEN_BACK}: its worker showed no sign of life") for trial in lost)
+
+    def withdraw(self, wanted: "set[str] | None" = None) -> None:
+        """End waiting trials that will not be run: second ones of their point, and those that are not wanted."""
+        trials = self.trials()
+        firsts = _to_run(trials)
+        for trial in trials:
+            if trial.state == TrialState.WAITING:
+                if not _is_in(trial, firsts):
+                    self.fail(trial._trial_id, DUPLICATE)
+                elif wanted is not None and trial.user_attrs[KEY] not in wanted:
+                    self.fail(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
+
+
+class Held:
+    """A point that this process holds: it renews its lease, and finishes or fails it.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
+    ...     _ = study.queue([Point(0.1, None, 0)])
+    ...     held = study.take("me")
+    ...     study.fail(held.trial_id, "given back: its worker showed no sign of life")
+    ...     held.finish(0.25)  # too late: the result is dropped
+    True
+    False
+    """
+
+    def __init__(self, study: Study, trial: FrozenTrial, signature: dict[str, Any]) -> None:
+        self.study, self.number, self.trial_id = study, trial.number, trial._trial_id
+        self.point = Point.from_key(trial.user_attrs[KEY])
+        self.signature, self.beats = signature, 0
+        self.began = time.monotonic()
+        self.is_lost = False  # taken back by another process: whatever comes out is dropped
+        self._ended = threading.Event()
+
+    def renew(self) -> bool:
+        """Show a sign of life; False if the point has been taken back."""
+        self.beats += 1
+        lease = {**self.signature, "beat": self.beats}
+        self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, _LEASE, lease))
+        return not self.is_lost
+
+    def keep(self, lease: float = LEASE) -> threading.Thread:
+        """Renew from now on, in a thread of its own, until the point has ended."""
+
+        def beat() -> None:
+            while not self._ended.wait(lease / 4) and not self.is_lost:
+                # A storage that does not answer now may do so next time; if not, the point is taken back.
+                with contextlib.suppress(StorageError):
+                    self.renew()
+
+        thread = threading.Thread(target=beat, name="lease", daemon=True)
+        thread.start()
+        return thread
+
+    def report(self, step: int, value: float) -> None:
+        """Record a value on the way."""
+        self._write(lambda: self.study.storage.set_trial_intermediate_value(self.trial_id, step, value))
+
+    def finish(
+        self,
+        value: float,
+        *,
+        diverged_at: int | None = None,
+        facts: Mapping[str, Any] | None = None,
+        pruned: bool = False,
+    ) -> bool:
+        """End with a result; False if the point was taken back meanwhile, and the result is dropped."""
+        storage, seconds = self.study.storage, time.monotonic() - self.began
+        attributes = {SECONDS: round(seconds, 3), DIVERGED: diverged_at, FACTS: dict(facts or {})}
+        for name, content in attributes.items():
+            if content not in (None, {}):
+                self._write(partial(storage.set_trial_user_attr, self.trial_id, name, content))
+        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
+        self._write(lambda: storage.set_trial_state_values(self.trial_id, state, [value]))
+        self._ended.set()
+        return not self.is_lost
+
+    def fail(self, reason: str) -> bool:
+        """End without a result; False if the point was taken back before."""
+        self._ended.set()
+        return self.study.fail(self.trial_id, reason)
+
+    def _write(self, write: Any) -> None:
+        """Write, unless the trial has been ended by another process; wait for a database that is away."""
+
+        def act() -> None:
+            with errors_told(self.study.place):
+                try:
+                    write()
+                except UpdateFinishedTrialError:
+                    self.is_lost = True
+
+        if not self.is_lost:
+            patiently(act)
+
+
+def _to_run(trials: list[FrozenTrial]) -> dict[str, int]:
+    """Return of each point that is not finished the number of the one trial that is to be run, or runs."""
+    finished = {trial.user_attrs[KEY] for trial in trials if trial.state in _FINISHED}
+    firsts: dict[str, int] = {}
+    for trial in trials:
+        if trial.state in _LIVE and trial.user_attrs[KEY] not in finished:
+            firsts.setdefault(trial.user_attrs[KEY], trial.number)
+    return firsts
+
+
+def _is_in(trial: FrozenTrial, firsts: dict[str, int]) -> bool:
+    return firsts.get(trial.user_attrs[KEY]) == trial.number
+
+
+def _record(trial: FrozenTrial, worst: float) -> Record:
+    attributes = trial.user_attrs
+    point = Point.from_key(attributes[KEY])
+    value = trial.values[0] if trial.values else worst
+    return Record(
+        lr=point.lr,
+        eps=point.eps,
+        seed=point.seed,
+        value=worst if math.isnan(value) else value,
+        diverged_at=attributes.get(DIVERGED),
+        pruned=trial.state == TrialState.PRUNED,
+        seconds=attributes.get(SECONDS),
+        facts=attributes.get(FACTS, {}),
+    )
+
+
+def _these(names: list[str]) -> str:
+    return f"the study {names[0]!r}" if len(names) == 1 else f"the studies {names}" if names else "no study"
+
+
+def _difference(was: Any, now: Any) -> tuple[str, str]:
+    """Return two values, or only what differs between two dicts."""
+    if isinstance(was, dict) and isinstance(now, dict):
+        keys = [key for key in {**was, **now} if was.get(key) != now.get(key)]
+        return repr({key: was.get(key) for key in keys}), repr({key: now.get(key) for key in keys})
+    return repr(was), repr(now)

@@ -1,0 +1,164 @@
+"""What an objective is given, and what becomes of what it returns."""
+
+import json
+import math
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from typing import Any
+
+from avagrad.tune.records import Record
+from avagrad.tune.study import GIVEN_BACK, Held, Pruned
+
+__all__ = ["Diverged", "Objective", "Trial", "evaluate"]
+
+# Values on the way that no pruner reads are written at most so often, in seconds.
+_REPORT_EVERY = 0.2
+
+
+class Diverged(Exception):  # noqa: N818  # it is a result, not an error
+    """The training has diverged: a result like any other, the worst there is. An objective may raise it.
+
+    >>> str(Diverged(120))
+    'diverged at step 120'
+    """
+
+    def __init__(self, step: int | None = None) -> None:
+        super().__init__("diverged" if step is None else f"diverged at step {step}")
+        self.step = step
+
+
+class _TakenBack(BaseException):
+    """Another process has taken the point back, as this one seemed dead: to go on is of no use."""
+
+
+class Trial:
+    """A point to be tried: ``lr``, ``eps`` (None where there is no such axis) and ``seed``.
+
+    >>> def objective(trial):
+    ...     for step in range(3):
+    ...         trial.report(step, (trial.lr - 1) ** 2)
+    ...     trial.note(parameters=10)
+    ...     return (trial.lr - 1) ** 2
+    """
+
+    def __init__(self, held: Held, *, prunes: bool = False) -> None:
+        self._held, self._prunes = held, prunes
+        self.lr, self.eps, self.seed = held.point
+        self.key, self.number = held.point.key, held.number
+        self.facts: dict[str, Any] = {}
+        self._optuna: Any = None
+        self._last: tuple[int, float] | None = None
+        self._written: tuple[int, float] | None = None
+        self._wrote_at = -math.inf
+
+    @property
+    def optuna(self) -> Any:
+        """The trial as Optuna knows it, for suggestions of other parameters than these two."""
+        if self._optuna is None:
+            self._optuna = self._held.study.optuna_trial(self._held.trial_id)
+        return self._optuna
+
+    def report(self, step: int, value: float) -> None:
+        """Record a value on the way, after so many steps or epochs: for pruning, and for the dashboard.
+
+        A value that is not a finite number ends the trial as diverged; so does a pruner that has seen enough.
+        """
+        if self._held.is_lost:
+            raise _TakenBack
+        number = _number(value, f"the value reported at step {step}")
+        if not math.isfinite(number):
+            raise Diverged(step)
+        self._last = step, number
+        now = time.monotonic()
+        if self._prunes or now - self._wrote_at >= _REPORT_EVERY:
+            self._wrote_at = now
+            self._flush()
+        if self._prunes and self._held.study.optuna_trial(self._held.trial_id).should_prune():
+            raise Pruned
+
+    def note(self, **facts: Any) -> None:
+        """Keep further facts with the result, such as a test error: anything that JSON can hold."""
+        facts = self.facts | facts
+        Record(1.0, None, value=0.0, facts=facts)  # refuses names that a record has itself
+        try:
+            json.dumps(facts)
+        except (TypeError, ValueError) as error:
+            raise TypeError(f"facts are {_short(facts)}, which JSON cannot hold: {error}.") from None
+        self.facts = facts
+
+    def _flush(self) -> None:
+        if self._last is not None and self._last != self._written:
+            self._held.report(*self._last)
+            self._written = self._last
+
+
+Objective = Callable[[Trial], Any]
+
+
+def evaluate(objective: Objective, held: Held, *, prunes: bool = False) -> bool:
+    """Run an objective at a point that is held, and record what comes out; tell whether that is a result.
+
+    >>> import tempfile
+    >>> from avagrad.tune.space import Point
+    >>> from avagrad.tune.records import Record
+    from avagrad.tune.study import Study
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
+    ...     _ = study.queue([Point(0.1, None, 0)])
+    ...     evaluate(lambda trial: float("nan"), study.take("me"))
+    ...     study.look().records[0].value
+    True
+    inf
+    """
+    trial = Trial(held, prunes=prunes)
+    worst = held.study.worst
+    try:
+        value = _number(objective(trial), "objective returned")
+        trial._flush()
+    except Diverged as diverged:
+        trial._flush()
+        return held.finish(worst, diverged_at=diverged.step, facts=trial.facts)
+    except Pruned:
+        trial._flush()
+        if trial._last is None:
+            return not held.fail("objective was pruned before it had reported a value")
+        return held.finish(trial._last[1], facts=trial.facts, pruned=True)
+    except _TakenBack:
+        return False
+    except Exception as error:
+        traceback.print_exc(file=sys.stderr)
+        held.fail(_told(error))
+        return False
+    except BaseException:
+        held.fail(f"{GIVEN_BACK}: stopped")
+        raise
+    if math.isfinite(value):
+        return held.finish(value, facts=trial.facts)
+    return held.finish(worst, diverged_at=trial._last[0] if trial._last else None, facts=trial.facts)
+
+
+def _number(value: Any, what: str) -> float:
+    """Read a number: Python's, numpy's, or a tensor of one element."""
+    try:
+        if isinstance(value, (str, bytes)):
+            raise TypeError
+        return float(value)
+    except (TypeError, ValueError, RuntimeError):
+        raise TypeError(f"{what} {_short(value)}, but must be a number.") from None
+
+
+def _short(value: Any) -> str:
+    told = repr(value)
+    return told if len(told) <= 60 else f"a {type(value).__name__}"
+
+
+def _told(error: Exception) -> str:
+    """Return an error as one line, with the place where it was raised."""
+    if isinstance(error, TypeError) and "but must be a number" in str(error):
+        return str(error).rstrip(".")
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
+    message = " ".join(str(error).split())
+    return f"objective raised {type(error).__name__}{': ' if message else ''}{message[:500]}{place}"

@@ -1,0 +1,92 @@
+"""Whatever is killed, whenever: every point is finished once, and none is missing."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from optuna.trial import TrialState
+from servers import postgres
+
+from avagrad.tune.study import Study
+
+SCRIPT = Path(__file__).with_name("killed.py")
+
+
+@pytest.fixture(params=["journal", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[str]:
+    if request.param == "journal":
+        yield str(tmp_path / "killed.journal")
+    else:
+        with postgres(tmp_path) as url:
+            yield url
+
+
+def children(pid: int) -> list[int]:
+    """Return the workers of a process."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            except OSError:
+                continue
+            if int(fields[1]) == pid:
+                found.append(int(entry.name))
+    return found
+
+
+def finished(storage: str) -> list[str]:
+    study = Study(storage, "killed", create=False)
+    try:
+        return [trial.user_attrs["key"] for trial in study.trials() if trial.state == TrialState.COMPLETE]
+    finally:
+        study.close()
+
+
+def test_twenty_kills(storage: str) -> None:
+    """A worker or all of it, at random moments; the same command ends with the 60 points, each finished once."""
+    dice = random.Random(0)
+    command = [sys.executable, str(SCRIPT), storage]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    run = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+    kills, workers, mains = 0, 0, 0
+    try:
+        while kills < 20:
+            time.sleep(dice.uniform(0.2, 1.2))
+            if run.poll() is not None:
+                assert run.returncode == 0
+                break
+            victims = children(run.pid)
+            if mains < 6 and (dice.random() < 0.3 or not victims):
+                run.kill()
+                run.wait()
+                mains += 1
+                orphans = victims
+                deadline = time.monotonic() + 10
+                while any(Path(f"/proc/{pid}").exists() for pid in orphans):
+                    assert time.monotonic() < deadline, "workers outlive the one who started them"
+                    time.sleep(0.05)
+                run = subprocess.Popen(command, env=environment, stderr=subprocess.DEVNULL)
+            elif victims:
+                try:
+                    os.kill(dice.choice(victims), signal.SIGKILL)
+                except ProcessLookupError:
+                    continue
+                workers += 1
+            else:
+                continue
+            kills += 1
+        assert run.wait(timeout=180) == 0
+    finally:
+        run.kill()
+        run.wait()
+    done = finished(storage)
+    assert len(done) == len(set(done)) == 60
+    print(f"{workers} workers and {mains} times all of it were killed")
+    assert kills == 20
