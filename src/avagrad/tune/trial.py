@@ -102,8 +102,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False) -> bool:
 
     >>> import tempfile
     >>> from avagrad.tune.space import Point
-    >>> from avagrad.tune.records import Record
-    from avagrad.tune.study import Study
+    >>> from avagrad.tune.study import Study
     >>> with tempfile.TemporaryDirectory() as place:
     ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
     ...     _ = study.queue([Point(0.1, None, 0)])
