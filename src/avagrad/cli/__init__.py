@@ -8,6 +8,7 @@ import typer
 
 from avagrad import __version__
 from avagrad.cli import tuning
+from avagrad.tune.storage import StorageError
 from avagrad.tune.tuner import Stopped, TuningError
 from avagrad.tune.workers import WorkerError
 
@@ -61,6 +62,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
         if folder := getattr(end, "folder", None):  # a training that was told to stop
             print(f"stopped and saved; the same command with --out {folder} --resume goes on", file=sys.stderr)
         raise
-    except (ValueError, TypeError, OSError, ImportError, TuningError, WorkerError) as error:
+    except (ValueError, TypeError, OSError, ImportError, TuningError, WorkerError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
