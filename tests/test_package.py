@@ -96,8 +96,9 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
 
 # Packages from top to bottom: each may import what its line names, itself, and nothing of ours besides.
 BELOW = {
-    "cli": {"progress", "lab", "tune", "theory", "bench"},
+    "cli": {"progress", "report", "lab", "tune", "theory", "bench"},
     "progress": set(),
+    "report": {"lab", "tune", "theory", "bench"},
     "lab": {"theory", "tune", "optim"},
     "tune": set(),
     "theory": set(),
@@ -111,7 +112,7 @@ ALLOWED = {
     "rich": {"cli/lab.py", "cli/tuning.py", "progress.py"},
     "optuna": {"tune/storage.py", "tune/study.py"},
     "ray": {"tune/workers.py"},
-    "matplotlib": set(),
+    "matplotlib": {"report/figures.py"},
 }
 
 

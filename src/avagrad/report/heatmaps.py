@@ -1,0 +1,130 @@
+"""The numbers behind a heat map: values, shades, the ridge of best learning rates. Nothing is drawn here."""
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from avagrad.tune.records import Record
+from avagrad.tune.search import replay, scores
+from avagrad.tune.separability import Separability, separability
+from avagrad.tune.space import Cell, Space, axis
+
+__all__ = ["HeatMap", "heat_map", "shades", "space_of", "ticks"]
+
+
+@dataclass(frozen=True)
+class HeatMap:
+    """A map of lr (rows, from the smallest up) against eps (columns).
+
+    A value is None where there is no record, and infinite where the run diverged; ``ridge`` has a row for each column,
+    or None; ``path`` has the cells that a separable search goes through, as (row, column).
+
+    >>> HeatMap("adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).finite
+    [0.5]
+    """
+
+    title: str
+    lr: tuple[float, ...]
+    eps: tuple[float, ...]
+    values: tuple[tuple[float | None, ...], ...]
+    ridge: tuple[int | None, ...]
+    best: tuple[int, int] | None
+    path: tuple[tuple[int, int], ...]
+    separability: Separability | None  # where the grid is whole
+
+    @property
+    def finite(self) -> list[float]:
+        """The values that are numbers, in no order."""
+        return [value for row in self.values for value in row if value is not None and math.isfinite(value)]
+
+
+def space_of(records: Sequence[Record]) -> Space:
+    """Return the axes on which records lie.
+
+    >>> space_of([Record(0.1, 1e-8, value=1), Record(1, 1e-8, value=1), Record(1, 0.1, value=1)]).shape
+    (2, 2)
+    """
+    lrs, epses = (
+        {value for record in records if (value := getattr(record, name)) is not None} for name in ("lr", "eps")
+    )
+    return Space(axis(sorted(lrs) or None, "lr"), axis(sorted(epses) or None, "eps"))
+
+
+def heat_map(title: str, records: Sequence[Record], *, direction: str = "minimize") -> HeatMap:
+    """Work a heat map out; several seeds of a point are averaged, and one that diverged makes the cell diverged.
+
+    >>> records = [Record(lr, eps, value=abs(math.log10(lr / eps))) for lr in (0.1, 1, 10) for eps in (0.1, 1, 10)]
+    >>> found = heat_map("a ridge", records)
+    >>> found.ridge, found.best, found.separability.slope
+    ((0, 1, 2), (1, 1), 1.0)
+    """
+    space = space_of(records)
+    if space.lr is None or space.eps is None:
+        raise ValueError(f"{title}: a heat map needs records with an lr and an eps.")
+    known = scores(records, direction=direction)
+    sign = 1.0 if direction == "minimize" else -1.0
+    lrs, epses = space.lr.values, space.eps.values
+
+    def value(lr: float, eps: float) -> float | None:
+        score = known.get(Cell(lr, eps))
+        return None if score is None else math.inf if score.failed else sign * score.loss
+
+    values = tuple(tuple(value(lr, eps) for eps in epses) for lr in lrs)
+    whole = len(known) == len(space) and min(space.shape) > 1
+    found = separability(space, known, start=space.start()) if whole else None
+    path: tuple[tuple[int, int], ...] = ()
+    best = min(known, key=lambda cell: known[cell].rank, default=None)
+    if found is not None:
+        path = tuple(space.indices(cell) for cell in replay("separable", space, known, start=space.start()).path)
+        ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in found.ridge)
+        best = found.best
+    else:
+        ridge = tuple(_lowest([known.get(Cell(lr, eps)) for lr in lrs]) for eps in epses)
+    place = None if best is None or known[best].failed else space.indices(best)
+    return HeatMap(title, lrs, epses, values, ridge, place, path, found)
+
+
+def _lowest(column: Sequence[object]) -> int | None:
+    ranks = [(score.rank, i) for i, score in enumerate(column) if score is not None and not score.failed]  # type: ignore[attr-defined]
+    return min(ranks)[1] if ranks else None
+
+
+def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[float, float]:
+    """Return for each finite value a shade from 0 (best) to 1 (worst), the same for all maps.
+
+    Shades go by rank, not by value: most of a map is as bad as guessing, and what matters are the differences among
+    the good. Equal values have equal shades.
+
+    >>> one = HeatMap("", (1.0, 2.0), (1.0, 2.0), ((90.0, 90.0), (10.0, 11.0)), (), None, (), None)
+    >>> dict(shades([one]))
+    {10.0: 0.0, 11.0: 0.4, 90.0: 1.0}
+    """
+    values = sorted((value for each in maps for value in each.finite), reverse=direction == "maximize")
+    if not values:
+        return {}
+    places: dict[float, list[int]] = {}
+    for i, value in enumerate(values):
+        places.setdefault(value, []).append(i)
+    middles = {value: sum(found) / len(found) for value, found in places.items()}
+    last = max(middles.values())
+    return {value: middle / last if last else 0.0 for value, middle in middles.items()}
+
+
+def ticks(values: Sequence[float], most: int = 11) -> list[tuple[int, str]]:
+    """Return where an axis has its labels, and what they say: powers of ten where there are any, else every so many.
+
+    >>> ticks((5e-7, 1e-6, 5e-6, 1e-5))
+    [(1, '1e-6'), (3, '1e-5')]
+    >>> ticks((0.2, 2, 20))
+    [(0, '0.2'), (1, '2'), (2, '20')]
+    """
+    tens = [i for i, value in enumerate(values) if abs(math.log10(value) - round(math.log10(value))) < 1e-9]
+    places = tens if len(tens) >= 2 else list(range(len(values)))
+    step = -(-len(places) // most)
+    return [(i, _short(values[i])) for i in places[::step]]
+
+
+def _short(value: float) -> str:
+    text = f"{value:.3g}"
+    mantissa, e, exponent = text.partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else text
