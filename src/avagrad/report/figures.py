@@ -56,6 +56,9 @@ def draw_heat_maps(
     width = 1.2 + sum(max(2.2, 0.27 * len(each.eps) + 0.6) for each in maps)
     height = 1.7 + max((0.22 * len(each.lr) for each in maps), default=2.0)
     figure = Figure(figsize=(width, max(height, 3.0)), layout="constrained", facecolor=ink["paper"])
+    if not maps:
+        figure.text(0.5, 0.5, "no records with an lr and an eps", color=ink["faint"], ha="center")
+        return figure
     shade = shades(maps, direction=direction)
     colours = matplotlib.colormaps[_COLOURS]
     all_axes = figure.subplots(1, len(maps), squeeze=False)[0]
