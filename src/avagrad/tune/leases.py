@@ -2,7 +2,7 @@
 
 A holder renews its lease by counting up. Whoever watches needs no clock that agrees with the holder's: a lease has run
 out when it has not moved for so long by the watcher's own clock. On one and the same machine a dead process is seen
-at once.
+at once, and one that is seen to be alive is given more time: code that lets no thread run keeps it from renewing.
 """
 
 import contextlib
@@ -17,6 +17,7 @@ __all__ = ["LEASE", "Watch", "holder", "is_dead"]
 LEASE = 20.0  # seconds without a sign of life after which a point is taken back; renewed four times in that time
 # A point that has been taken is signed at once; one without a signature was taken by a process that died in between.
 UNSIGNED = 5.0
+_TIMES_IF_ALIVE = 10  # how much longer a lease lasts whose holder is seen to be alive
 
 
 def _machine() -> str:
@@ -28,14 +29,14 @@ def _machine() -> str:
         return ""
 
 
-def _born(pid: int) -> str | None:
-    """Return when a process was started, in the kernel's own unit; None if there is none, or it has ended."""
+def _state(pid: int) -> tuple[str, str | None]:
+    """Return a process's state, and when it was started in the kernel's own unit: None if it has ended."""
     try:
         # The name, in brackets, may hold anything; what follows it does not.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    return None if fields[0] in "ZX" else fields[19]
+        return "X", None
+    return fields[0], None if fields[0] in "ZX" else fields[19]
 
 
 def holder(worker: str) -> dict[str, Any]:
@@ -44,7 +45,7 @@ def holder(worker: str) -> dict[str, Any]:
     >>> holder("a")["worker"], is_dead(holder("a"))
     ('a', False)
     """
-    return {"worker": worker, "machine": _machine(), "pid": os.getpid(), "born": _born(os.getpid())}
+    return {"worker": worker, "machine": _machine(), "pid": os.getpid(), "born": _state(os.getpid())[1]}
 
 
 def is_dead(lease: Mapping[str, Any]) -> bool:
@@ -55,12 +56,28 @@ def is_dead(lease: Mapping[str, Any]) -> bool:
     >>> is_dead(holder("a") | {"machine": "another", "born": "1"})
     False
     """
+    return _is_here(lease) and _state(int(lease.get("pid", 0)))[1] != lease.get("born")
+
+
+def _is_here(lease: Mapping[str, Any]) -> bool:
     here = _machine()
-    return bool(here) and lease.get("machine") == here and _born(int(lease.get("pid", 0))) != lease.get("born")
+    return bool(here) and lease.get("machine") == here
+
+
+def _is_at_work(lease: Mapping[str, Any]) -> bool:
+    """Tell whether a lease's holder is another process of this machine that runs: it has not been stopped."""
+    pid = int(lease.get("pid", 0))
+    if pid == os.getpid() or not _is_here(lease):
+        return False
+    state, born = _state(pid)
+    return born == lease.get("born") and state not in "Tt"
 
 
 class Watch:
     """Looks at leases again and again, and says which have run out.
+
+    Time counts only while it looks: where it could not, as the storage was away or this process was stopped, the
+    holders may not have been able to renew either.
 
     >>> watch = Watch(lease=0.0)
     >>> other = {"machine": "another", "beat": 1}
@@ -70,18 +87,19 @@ class Watch:
 
     def __init__(self, lease: float = LEASE) -> None:
         self.lease = lease
-        self.seen: dict[Hashable, tuple[Any, float]] = {}
+        self.seen: dict[Hashable, tuple[Any, float, float]] = {}  # the last beat, how long ago, and when that was said
 
     def has_run_out(self, what: Hashable, lease: Mapping[str, Any] | None) -> bool:
         """Tell whether nobody holds ``what`` any more."""
         if lease is not None and is_dead(lease):
             return True
         now, beat = time.monotonic(), None if lease is None else (lease.get("worker"), lease.get("beat"))
-        known, since = self.seen.get(what, (None, None))
-        if since is None or known != beat:
-            self.seen[what] = beat, now
-            return False
-        return now - since > (self.lease if lease is not None else min(self.lease, UNSIGNED))
+        known, waited, last = self.seen.get(what, (beat, 0.0, now))
+        waited = waited + min(now - last, max(self.lease / 4, 1.0)) if known == beat else 0.0
+        self.seen[what] = beat, waited, now
+        if lease is None:
+            return waited > min(self.lease, UNSIGNED)
+        return waited > self.lease * (_TIMES_IF_ALIVE if _is_at_work(lease) else 1)
 
     def forget_all_but(self, held: "set[Hashable]") -> None:
         """Forget what is held no longer.

@@ -3,8 +3,10 @@
 import contextlib
 import json
 import os
+import re
 import time
 from collections.abc import Callable, Iterator
+from io import FileIO
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -46,37 +48,42 @@ class _Journal(JournalFileBackend):
         self.path, self.inode = path, path.stat().st_ino
 
     def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        self._check(os.stat(self.path).st_ino)
+        self._check(os.stat(self.path))
         yield from super().read_logs(log_number_from)
 
     def append_logs(self, logs: list[dict[str, Any]]) -> None:
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         self._lock.acquire()
         try:
-            file = os.open(self.path, os.O_RDWR | os.O_APPEND)
-            try:
-                self._check(os.fstat(file).st_ino)
+            # It is not made if it is gone. Others append too, should this process be held up until its lock is removed.
+            append = os.open(self.path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
+            with FileIO(append, "r+b") as file:
+                self._check(os.fstat(file.fileno()))
                 _cut_half_line(file)
                 while text:
-                    text = text[os.write(file, text) :]
-                os.fsync(file)
-            finally:
-                os.close(file)
+                    text = text[file.write(text) :]
+                os.fsync(file.fileno())
         finally:
             with contextlib.suppress(RuntimeError):  # another has removed it, since this process was held up for long
                 self._lock.release()
 
-    def _check(self, inode: int) -> None:
-        if inode != self.inode:
+    def _check(self, now: os.stat_result) -> None:
+        # A new file may get the number of the one that was removed, but it is not as long.
+        read = next(reversed(self._log_number_offset.values()))
+        if now.st_ino != self.inode or now.st_size < read:
             raise FileNotFoundError("it has been replaced by another file")
 
 
-def _cut_half_line(file: int) -> None:
-    end = size = os.fstat(file).st_size
-    while end and os.pread(file, 1, end - 1) != b"\n":
+def _cut_half_line(file: FileIO) -> None:
+    """Cut off what follows the last line break."""
+    end = size = file.seek(0, os.SEEK_END)
+    while end:
+        file.seek(end - 1)
+        if file.read(1) == b"\n":
+            break
         end -= 1
     if end < size:
-        os.ftruncate(file, end)
+        file.truncate(end)
 
 
 def is_url(storage: str | os.PathLike[str]) -> bool:
@@ -97,9 +104,11 @@ def described(storage: str | os.PathLike[str]) -> str:
     name = os.fspath(storage)
     if not is_url(name):
         return name
-    with contextlib.suppress(sqlalchemy.exc.ArgumentError):
-        return sqlalchemy.engine.make_url(name).render_as_string(hide_password=True)
-    return name
+    try:
+        name = sqlalchemy.engine.make_url(name).render_as_string(hide_password=True)
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # it is wrong; there may be a password in it all the same
+        name = re.sub("://.*@", "://***@", name)
+    return re.sub("(pass[^=&]*=)[^&]*", r"\1***", name)
 
 
 def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> BaseStorage:
@@ -112,7 +121,7 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
     """
     with errors_told(storage):
         if is_url(storage):
-            return optuna.storages.get_storage(RDBStorage(_with_driver(os.fspath(storage)), _engine_options(storage)))
+            return optuna.storages.get_storage(_open_database(os.fspath(storage)))
         path = Path(storage).expanduser().resolve()
         if path.is_dir():
             raise IsADirectoryError("it is a folder; name a file, such as runs/mine.journal")
@@ -123,9 +132,23 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
         return JournalStorage(_Journal(path))
 
 
-def _engine_options(storage: str | os.PathLike[str]) -> dict[str, Any]:
+def _open_database(url: str) -> RDBStorage:
     # A connection that the server has closed meanwhile is noticed and made anew.
-    return {"pool_pre_ping": True} if not os.fspath(storage).startswith("sqlite") else {}
+    options = {} if url.startswith("sqlite") else {"pool_pre_ping": True}
+    try:
+        sqlalchemy.engine.make_url(url)
+    except ValueError as error:  # its port
+        raise sqlalchemy.exc.ArgumentError(str(error)) from error
+    for tries_left in reversed(range(5)):
+        try:
+            return RDBStorage(_with_driver(url), options)
+        except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
+            # Of several processes that find an empty database, one can make the tables; the others then find them.
+            if not tries_left:
+                raise
+        except RuntimeError as error:
+            raise StorageError(f"storage is {described(url)!r}, which another Optuna has made: {error}") from error
+    raise AssertionError
 
 
 def _with_driver(url: str) -> str:
@@ -167,7 +190,7 @@ def errors_told(storage: str | os.PathLike[str]) -> Iterator[None]:
         locked = "; another process holds it: use a journal file or PostgreSQL for several workers"
         hint = locked if "locked" in cause else ""
         raise _AwayError(f"storage is {name!r}, which does not answer: {cause}{hint}.") from error
-    except (json.JSONDecodeError, UnicodeDecodeError, KeyError, TypeError, AttributeError, ValueError) as error:
+    except (KeyError, TypeError, AttributeError, ValueError, AssertionError) as error:
         if is_url(storage):
             raise
         raise StorageError(

@@ -19,10 +19,11 @@ import math
 import os
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import optuna
 from optuna.distributions import FloatDistribution
@@ -38,6 +39,7 @@ from avagrad.tune.storage import StorageError, described, errors_told, is_url, o
 
 __all__ = ["DIRECTIONS", "PRUNERS", "Held", "Seen", "Study", "pruner_named"]
 
+T = TypeVar("T")
 Pruned = optuna.TrialPruned
 DIRECTIONS = ("minimize", "maximize")
 PRUNERS = ("median", "halving")
@@ -46,8 +48,9 @@ _LIVE = (TrialState.WAITING, TrialState.RUNNING)
 # Attributes of the study and of its trials.
 ABOUT, KEY, FAILED, DIVERGED, SECONDS, FACTS = "avagrad", "key", "failed", "diverged_at", "seconds", "facts"
 _LEASE = "avagrad:lease"
-# What an ended trial says when its point was not at fault.
+# What an ended trial says when its point was not at fault, and when it may have been.
 GIVEN_BACK, DUPLICATE = "given back", "duplicate"
+DIED, LOST = "its worker died", "its worker showed no sign of life"
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
@@ -110,8 +113,17 @@ class Study:
         pruner: str | None = None,
     ) -> None:
         self.place, self.name = os.fspath(storage), name
+        self.patience: float | None = None  # how long it waits for a database that is away; None is the usual time
+        self.storage: BaseStorage = open_storage(storage, create=create)
+        try:
+            self._join(direction, json.loads(json.dumps(dict(about or {}))), create, pruner)
+        except BaseException:
+            self.close()
+            raise
+
+    def _join(self, direction: str | None, about: dict[str, Any], create: bool, pruner: str | None) -> None:
+        name = self.name
         with self._told():
-            self.storage: BaseStorage = open_storage(storage, create=create)
             known = [study.study_name for study in self.storage.get_all_studies()]
         if name not in known:
             self._refuse_to_join(known, create)
@@ -126,7 +138,7 @@ class Study:
                 pruner=pruner_named(pruner),
             )
             self.id = self.optuna._study_id
-        self._check_what_it_holds(direction, json.loads(json.dumps(dict(about or {}))))
+        self._check_what_it_holds(direction, about)
 
     def _refuse_to_join(self, known: list[str], create: bool) -> None:
         """Refuse to begin a study where there is to be one, or in a file that holds another."""
@@ -141,8 +153,9 @@ class Study:
     def _check_what_it_holds(self, direction: str | None, about: dict[str, Any]) -> None:
         with self._told():
             now = self.storage.get_study_directions(self.id)[0].name.lower()
-            held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
+            # In this order: whoever has just made the study writes what it is about before there are trials.
             empty = not self.storage.get_all_trials(self.id, deepcopy=False)
+            held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
             if held is None and empty:
                 held = {"format": 1, **about}
                 self.storage.set_study_user_attr(self.id, ABOUT, held)
@@ -199,29 +212,37 @@ class Study:
             with self._told():
                 return self.storage.get_all_trials(self.id, deepcopy=False)
 
-        return [trial for trial in patiently(read) if KEY in trial.user_attrs]
+        return [trial for trial in self._patiently(read) if KEY in trial.user_attrs]
 
     def look(self) -> Seen:
         """Return what is finished, waiting, held and failed now."""
-        records, waiting, held = [], [], {}
+        records: dict[str, Record] = {}
+        waiting, held = [], {}
         failures: dict[str, tuple[str, ...]] = {}
         for trial in self.trials():
             key = trial.user_attrs[KEY]
             if trial.state in _FINISHED:
-                records.append(_record(trial, self.worst))
+                # Two are there if one was put in by `add` while the other was under way: the first one counts.
+                records.setdefault(key, _record(trial, self.worst))
             elif trial.state == TrialState.WAITING:
                 waiting.append(key)
             elif trial.state == TrialState.RUNNING:
                 held[trial._trial_id] = key, trial.system_attrs.get(_LEASE)
             else:
                 failures[key] = (*failures.get(key, ()), trial.user_attrs.get(FAILED, "failed"))
-        return Seen(tuple(records), tuple(waiting), held, failures)
+        return Seen(tuple(records.values()), tuple(waiting), held, failures)
 
     # --- queueing ---
 
-    def queue(self, points: Iterable[Point]) -> int:
-        """Queue those points that are neither queued, held nor finished; return how many that were."""
-        taken = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in _LIVE + _FINISHED}
+    def queue(self, points: Iterable[Point], seen: Seen | None = None) -> int:
+        """Queue those points that are neither queued, held nor finished; return how many that were.
+
+        Whoever has decided on these points by what was ``seen`` gives that: what has failed since then is not queued.
+        """
+        seen = self.look() if seen is None else seen
+        taken = (
+            {record.point.key for record in seen.records} | set(seen.waiting) | {key for key, _ in seen.held.values()}
+        )
         count = 0
         for point in points:
             if point.key not in taken:
@@ -270,7 +291,7 @@ class Study:
             with self._told():
                 self.storage.create_new_trial(self.id, template)
 
-        patiently(create)
+        self._patiently(create)
 
     # --- working ---
 
@@ -278,9 +299,12 @@ class Study:
         """Take a waiting point; None if there is none."""
         trials = self.trials()
         firsts = _to_run(trials)
-        for trial in trials:
-            if trial.state != TrialState.WAITING or not _is_in(trial, firsts):
-                continue
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING and _is_in(trial, firsts)]
+        if not any(trial.state in _FINISHED for trial in trials):
+            # Nothing has worked so far. If nothing ever will, that is known soonest by trying one and the same again.
+            failed = Counter(trial.user_attrs[KEY] for trial in trials if trial.state == TrialState.FAIL)
+            waiting.sort(key=lambda trial: -failed[trial.user_attrs[KEY]])
+        for trial in waiting:
             with contextlib.suppress(UpdateFinishedTrialError), self._told():
                 if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     continue
@@ -292,8 +316,12 @@ class Study:
 
     def optuna_trial(self, trial_id: int) -> optuna.trial.Trial:
         """Return a held trial as Optuna's own kind."""
-        with self._told():
-            return optuna.trial.Trial(self.optuna, trial_id)
+
+        def read() -> optuna.trial.Trial:
+            with self._told():
+                return optuna.trial.Trial(self.optuna, trial_id)
+
+        return self._patiently(read)
 
     def fail(self, trial_id: int, reason: str) -> bool:
         """End a trial without a result, whoever holds it; False if it has ended already."""
@@ -307,13 +335,13 @@ class Study:
                     return False
             return True
 
-        return patiently(end)
+        return self._patiently(end)
 
     def take_back(self, seen: Seen, watch: Watch) -> int:
         """Fail the trials whose holders show no sign of life; return how many there were."""
         watch.forget_all_but(set(seen.held))
         lost = [trial for trial, (_, lease) in seen.held.items() if watch.has_run_out(trial, lease)]
-        return sum(self.fail(trial, f"{GIVEN_BACK}: its worker showed no sign of life") for trial in lost)
+        return sum(self.fail(trial, LOST) for trial in lost)
 
     def withdraw(self, wanted: "set[str] | None" = None) -> None:
         """End waiting trials that will not be run: second ones of their point, and those that are not wanted."""
@@ -322,9 +350,25 @@ class Study:
         for trial in trials:
             if trial.state == TrialState.WAITING:
                 if not _is_in(trial, firsts):
-                    self.fail(trial._trial_id, DUPLICATE)
+                    self._withdraw(trial._trial_id, DUPLICATE)
                 elif wanted is not None and trial.user_attrs[KEY] not in wanted:
-                    self.fail(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
+                    self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
+
+    def _withdraw(self, trial_id: int, reason: str) -> None:
+        """End a trial that waits: it is taken first, so that nobody else has it under way."""
+
+        def take() -> bool:
+            with self._told():
+                try:
+                    return self.storage.set_trial_state_values(trial_id, TrialState.RUNNING)
+                except UpdateFinishedTrialError:
+                    return False
+
+        if self._patiently(take):
+            self.fail(trial_id, reason)
+
+    def _patiently(self, act: Callable[[], T]) -> T:
+        return patiently(act, patience=self.patience)
 
 
 class Held:
@@ -335,7 +379,7 @@ class Held:
     ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
     ...     _ = study.queue([Point(0.1, None, 0)])
     ...     held = study.take("me")
-    ...     study.fail(held.trial_id, "given back: its worker showed no sign of life")
+    ...     study.fail(held.trial_id, "its worker showed no sign of life")
     ...     held.finish(0.25)  # too late: the result is dropped
     True
     False
@@ -353,25 +397,40 @@ class Held:
         """Show a sign of life; False if the point has been taken back."""
         self.beats += 1
         lease = {**self.signature, "beat": self.beats}
-        self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, _LEASE, lease))
-        return not self.is_lost
+        return self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, _LEASE, lease))
 
     def keep(self, lease: float = LEASE) -> threading.Thread:
         """Renew from now on, in a thread of its own, until the point has ended."""
 
         def beat() -> None:
-            while not self._ended.wait(lease / 4) and not self.is_lost:
+            while not self._ended.wait(lease / 4):
                 # A storage that does not answer now may do so next time; if not, the point is taken back.
                 with contextlib.suppress(StorageError):
-                    self.renew()
+                    if not self.renew():
+                        return
 
         thread = threading.Thread(target=beat, name="lease", daemon=True)
         thread.start()
         return thread
 
+    def let_go(self) -> None:
+        """Renew no longer. If the point has not ended, it is taken back in due time."""
+        self._ended.set()
+
     def report(self, step: int, value: float) -> None:
         """Record a value on the way."""
         self._write(lambda: self.study.storage.set_trial_intermediate_value(self.trial_id, step, value))
+
+    def should_prune(self) -> bool:
+        """Tell whether the study's pruner has seen enough."""
+        pruned = False
+
+        def ask() -> None:
+            nonlocal pruned
+            pruned = self.study.optuna_trial(self.trial_id).should_prune()
+
+        self._write(ask)  # a pruner writes too
+        return pruned
 
     def finish(
         self,
@@ -384,31 +443,35 @@ class Held:
         """End with a result; False if the point was taken back meanwhile, and the result is dropped."""
         storage, seconds = self.study.storage, time.monotonic() - self.began
         attributes = {SECONDS: round(seconds, 3), DIVERGED: diverged_at, FACTS: dict(facts or {})}
-        for name, content in attributes.items():
-            if content not in (None, {}):
-                self._write(partial(storage.set_trial_user_attr, self.trial_id, name, content))
         state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        self._write(lambda: storage.set_trial_state_values(self.trial_id, state, [value]))
-        self._ended.set()
-        return not self.is_lost
+        try:
+            for name, content in attributes.items():
+                if content not in (None, {}):
+                    self._write(partial(storage.set_trial_user_attr, self.trial_id, name, content))
+            return self._write(lambda: storage.set_trial_state_values(self.trial_id, state, [value]))
+        except StorageError as error:
+            raise StorageError(f"{error} The result of {self.point.key} could not be kept: {value:g}.") from error
+        finally:
+            self._ended.set()
 
     def fail(self, reason: str) -> bool:
         """End without a result; False if the point was taken back before."""
         self._ended.set()
         return self.study.fail(self.trial_id, reason)
 
-    def _write(self, write: Any) -> None:
-        """Write, unless the trial has been ended by another process; wait for a database that is away."""
+    def _write(self, write: Callable[[], object]) -> bool:
+        """Write, and wait for a database that is away; False if the trial has been ended by another process."""
 
-        def act() -> None:
+        def act() -> bool:
             with errors_told(self.study.place):
                 try:
                     write()
                 except UpdateFinishedTrialError:
                     self.is_lost = True
+                    return False
+            return True
 
-        if not self.is_lost:
-            patiently(act)
+        return not self.is_lost and self.study._patiently(act)
 
 
 def _to_run(trials: list[FrozenTrial]) -> dict[str, int]:

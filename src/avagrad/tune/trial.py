@@ -2,19 +2,27 @@
 
 import json
 import math
+import operator
+import signal
 import sys
 import time
 import traceback
 from collections.abc import Callable
 from typing import Any
 
+from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
+
 from avagrad.tune.records import Record
-from avagrad.tune.study import GIVEN_BACK, Held, Pruned
+from avagrad.tune.storage import StorageError
+from avagrad.tune.study import DIED, GIVEN_BACK, Held, Pruned
 
 __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
 
 # Values on the way that no pruner reads are written at most so often, in seconds.
 _REPORT_EVERY = 0.2
+_LAST_STEP = 2**31 - 1  # databases hold no larger one
+# The codes with which a process ends that was told to.
+_TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class Diverged(Exception):  # noqa: N818  # it is a result, not an error
@@ -25,8 +33,11 @@ class Diverged(Exception):  # noqa: N818  # it is a result, not an error
     """
 
     def __init__(self, step: int | None = None) -> None:
+        self.step = None if step is None else _step(step)
         super().__init__("diverged" if step is None else f"diverged at step {step}")
-        self.step = step
+
+    def __reduce__(self) -> tuple[type["Diverged"], tuple[int | None]]:
+        return type(self), (self.step,)
 
 
 class _TakenBack(BaseException):
@@ -67,6 +78,7 @@ class Trial:
         """
         if self._held.is_lost:
             raise _TakenBack
+        step = _step(step)
         number = _number(value, f"the value reported at step {step}")
         if not math.isfinite(number):
             raise Diverged(step)
@@ -75,7 +87,7 @@ class Trial:
         if self._prunes or now - self._wrote_at >= _REPORT_EVERY:
             self._wrote_at = now
             self._flush()
-        if self._prunes and self._held.study.optuna_trial(self._held.trial_id).should_prune():
+        if self._prunes and self._held.should_prune():
             raise Pruned
 
     def note(self, **facts: Any) -> None:
@@ -97,8 +109,10 @@ class Trial:
 Objective = Callable[[Trial], Any]
 
 
-def evaluate(objective: Objective, held: Held, *, prunes: bool = False) -> bool:
+def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end: bool = True) -> bool:
     """Run an objective at a point that is held, and record what comes out; tell whether that is a result.
+
+    With ``may_end`` an objective that ends the process, as Ctrl-C does, gives the point back; else it has failed there.
 
     >>> import tempfile
     >>> from avagrad.tune.space import Point
@@ -124,18 +138,35 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False) -> bool:
         if trial._last is None:
             return not held.fail("objective was pruned before it had reported a value")
         return held.finish(trial._last[1], facts=trial.facts, pruned=True)
-    except _TakenBack:
+    except (_TakenBack, UpdateFinishedTrialError):
+        return False
+    except StorageError:
+        raise
+    except StorageInternalError:  # of Optuna's own trial, which does not wait for a storage that is away
+        traceback.print_exc(file=sys.stderr)
+        held.fail(f"{GIVEN_BACK}: the storage did not answer")
         return False
     except Exception as error:
         traceback.print_exc(file=sys.stderr)
         held.fail(_told(error))
         return False
-    except BaseException:
-        held.fail(f"{GIVEN_BACK}: stopped")
+    except BaseException as error:
+        is_told = may_end or (isinstance(error, SystemExit) and error.code in _TOLD)
+        held.fail(f"{GIVEN_BACK}: stopped" if is_told else f"{DIED}: {_told(error)}")
         raise
     if math.isfinite(value):
         return held.finish(value, facts=trial.facts)
     return held.finish(worst, diverged_at=trial._last[0] if trial._last else None, facts=trial.facts)
+
+
+def _step(step: Any) -> int:
+    try:
+        number = operator.index(step)
+    except TypeError:
+        number = -1
+    if not 0 <= number <= _LAST_STEP:
+        raise ValueError(f"step is {_short(step)}, but must be a whole number from 0 to {_LAST_STEP}.")
+    return number
 
 
 def _number(value: Any, what: str) -> float:
@@ -153,7 +184,7 @@ def _short(value: Any) -> str:
     return told if len(told) <= 60 else f"a {type(value).__name__}"
 
 
-def _told(error: Exception) -> str:
+def _told(error: BaseException) -> str:
     """Return an error as one line, with the place where it was raised."""
     if isinstance(error, TypeError) and "but must be a number" in str(error):
         return str(error).rstrip(".")

@@ -1,8 +1,10 @@
 """The search, carried out: queue what it wants, have it run, look at what came out, until it knows."""
 
 import contextlib
+import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
@@ -19,9 +21,9 @@ from avagrad.tune.search import METHODS, Plan, Score, plan, replay, scores
 from avagrad.tune.separability import Separability, separability, verdict
 from avagrad.tune.space import Axis, Cell, Point, Space, axis
 from avagrad.tune.storage import StorageError, described, is_url
-from avagrad.tune.study import DIRECTIONS, DUPLICATE, GIVEN_BACK, Seen, Study, pruner_named
+from avagrad.tune.study import DIED, DIRECTIONS, DUPLICATE, GIVEN_BACK, LOST, Seen, Study, pruner_named
 from avagrad.tune.trial import Objective
-from avagrad.tune.workers import DIED, Crew, Here, Job, LocalProcesses, RayTasks, device_slots
+from avagrad.tune.workers import Crew, Here, Job, LocalProcesses, RayTasks, WorkerError, device_slots
 
 __all__ = ["Best", "Progress", "Result", "Stopped", "TuningError", "Verdict", "tune"]
 
@@ -202,11 +204,16 @@ def tune(
     """
     space = Space(axis(lr, "lr"), axis(eps, "eps"))
     start = space.start(start_lr, start_eps)
-    _check(objective, method, direction, workers, timeout, retries, lease)
+    _check(objective, method, direction, workers, timeout, retries, margin, slots_per_gpu, lease)
     pruner_named(pruner)
+    seeds = _seeds(seeds)
+    if timeout is not None and workers == 0 and ray is None:
+        raise ValueError(f"timeout is {timeout!r} with workers=0, but a process cannot kill itself: pass workers=1.")
     called = name or _name_of(objective)
     if storage is None:
-        storage = Path("runs", f"{called.replace(':', '-')}.journal")
+        storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
+    if not isinstance(storage, (str, os.PathLike)):
+        raise TypeError(f"storage is {storage!r}, but must be a file, or a URL of a database.")
     if str(storage).startswith("sqlite") and (workers != 0 or ray is not None):
         raise ValueError(
             f"storage is {str(storage)!r} with workers={workers!r}, but SQLite lets two workers take the same "
@@ -214,18 +221,22 @@ def tune(
         )
     where = storage if is_url(storage) else Path(storage).expanduser().resolve()
     about = {"objective": _name_of(objective).rpartition(":")[2]} if about is None else about
+    try:
+        json.dumps(about)
+    except (TypeError, ValueError) as error:
+        raise TypeError(f"about is {about!r}, which JSON cannot hold: {error}.") from None
     job = None
     if workers != 0 or ray is not None:  # say so before anything is made
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
     crew: Crew
     if job is None:
-        crew = Here(objective, study, lease=lease, prunes=pruner is not None, timeout=timeout)
+        crew = Here(objective, study, lease=lease, prunes=pruner is not None)
     elif ray is not None:
         crew = RayTasks(job, study, ray, workers or None, slots_per_gpu=slots_per_gpu, timeout=timeout)
     else:
         crew = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
-    search = _Search(study, crew, space, start, method, _seeds(seeds), retries, margin, lease)
+    search = _Search(study, crew, space, start, method, seeds, retries, margin, lease)
     return search.to_its_end(watcher or _line_on_a_terminal())
 
 
@@ -236,6 +247,8 @@ def _check(
     workers: int | None,
     timeout: float | None,
     retries: int,
+    margin: float,
+    slots_per_gpu: int,
     lease: float,
 ) -> None:
     if not callable(objective):
@@ -243,12 +256,18 @@ def _check(
     for name, value, allowed in (("method", method, METHODS), ("direction", direction, DIRECTIONS)):
         if value not in allowed:
             raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
-    for name, number in (("workers", workers), ("retries", retries)):
-        if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 0):
-            raise ValueError(f"{name} is {number!r}, but must be a whole number of at least 0.")
+    for name, whole, least in (("workers", workers, 0), ("retries", retries, 0), ("slots_per_gpu", slots_per_gpu, 1)):
+        if name == "workers" and whole is None:
+            continue
+        if not isinstance(whole, int) or isinstance(whole, bool) or whole < least:
+            raise ValueError(f"{name} is {whole!r}, but must be a whole number of at least {least}.")
     for name, seconds in (("timeout", timeout), ("lease", lease)):
-        if seconds is not None and not 0 < seconds < math.inf:
+        if name == "timeout" and seconds is None:
+            continue
+        if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
             raise ValueError(f"{name} is {seconds!r}, but must be a number of seconds above 0.")
+    if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
+        raise ValueError(f"margin is {margin!r}, but must be a finite number of at least 0.")
 
 
 def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
@@ -266,7 +285,7 @@ def _name_of(objective: object) -> str:
     module = getattr(named, "__module__", None) or "__main__"
     if module == "__main__":
         script = getattr(sys.modules.get("__main__"), "__file__", None)
-        module = Path(script).stem if script else "main"
+        module = Path(script).stem if script and script != "<stdin>" else "main"
     return f"{module}:{getattr(named, '__qualname__', 'objective')}"
 
 
@@ -297,9 +316,13 @@ class _Search:
             with _told_to_stop():
                 return self._run(watcher)
         except KeyboardInterrupt:
+            self.study.patience = 0.0
+            with contextlib.suppress(StorageError):
+                self.seen = self.study.look()
             raise Stopped(f"stopped: {self._kept()}; the same command goes on.") from None
-        except StorageError as error:
-            raise StorageError(f"{error}{self._rescued()}") from error.__cause__
+        except (StorageError, WorkerError) as error:  # a worker may be the first to see that the storage is gone
+            kind = WorkerError if isinstance(error, WorkerError) else StorageError
+            raise kind(f"{error}{self._rescued()}") from error.__cause__
         finally:
             self.study.close()
             watcher_done = getattr(watcher, "done", None)
@@ -316,11 +339,10 @@ class _Search:
                 self.crew.start()
             pause = 0.05
             while not now.done:
-                # Points whose workers died with an earlier call are free at once, not when this one looks again.
-                self.study.take_back(self.seen, self.watch)
                 self.crew.look_after(self.seen)
+                self.study.take_back(self.seen, self.watch)
                 self._refuse_what_never_works()
-                queued = self.study.queue(self._wanted(now))
+                queued = self.study.queue(self._wanted(now), self.seen)
                 watcher(self._progress(now))
                 self.crew.wait(pause)
                 before = self.seen.records
@@ -368,13 +390,13 @@ class _Search:
     def _has_failed(self, key: str) -> bool:
         """Tell whether a point is given up. Machines die more often than a point is to blame for it."""
         reasons = self._failures(key)
-        deaths = sum(reason.startswith(DIED) for reason in reasons)
+        deaths = sum(reason.startswith((DIED, LOST)) for reason in reasons)
         return len(reasons) - deaths > self.retries or deaths > 3 * (self.retries + 1)
 
     def _refuse_what_never_works(self) -> None:
         """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
-        if self.seen.records:
-            return
+        if self.seen.records or any(not self._failures(key) for key, _ in self.seen.held.values()):
+            return  # or may yet give one
         for key in self.seen.failures:
             if self._has_failed(key):
                 reasons = self._failures(key)
@@ -451,7 +473,7 @@ def _told_to_stop() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.getsignal(signal.SIGTERM)
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
 
     def interrupt(_: int, __: FrameType | None) -> None:
         raise KeyboardInterrupt

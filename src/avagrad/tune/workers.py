@@ -6,34 +6,31 @@ dies, killed when a point takes too long, and ends when the one who started it d
 """
 
 import contextlib
-import ctypes
 import json
 import os
-import select
 import signal
 import subprocess
 import sys
-import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, BinaryIO
+from io import FileIO
+from typing import Any
 
 import cloudpickle
 import torch
 
 from avagrad.tune.leases import LEASE
-from avagrad.tune.storage import patiently
-from avagrad.tune.study import GIVEN_BACK, Seen, Study
+from avagrad.tune.storage import StorageError, patiently
+from avagrad.tune.study import DIED, GIVEN_BACK, Seen, Study
 from avagrad.tune.trial import Objective, evaluate
 
 __all__ = ["Job", "WorkerError", "device_slots", "work_on_one"]
 
-DIED = "its worker died"
-_CANNOT = 3  # the exit code of a worker that cannot work at all, and has said why
-_MAY_DIE_IDLE = 3  # times in a row, before the study gives up on starting workers
+# How often workers may end, or each be killed, without having worked, before the study gives up on starting them.
+_MAY_END_IDLE, _MAY_BE_KILLED_IDLE = 3, 10
 _SAVES_FOR = 5.0  # seconds that a worker has for saving, when it is told to stop
 
 
@@ -93,7 +90,15 @@ class Job:
         return unpacked
 
 
-def work_on_one(study: Study, objective: Objective, worker: str, *, lease: float = LEASE, prunes: bool = False) -> bool:
+def work_on_one(
+    study: Study,
+    objective: Objective,
+    worker: str,
+    *,
+    lease: float = LEASE,
+    prunes: bool = False,
+    may_end: bool = True,
+) -> bool:
     """Take a point and run it; tell whether there was one.
 
     >>> import tempfile
@@ -104,17 +109,20 @@ def work_on_one(study: Study, objective: Objective, worker: str, *, lease: float
     held = patiently(lambda: study.take(worker))
     if held is not None:
         held.keep(lease)
-        evaluate(objective, held, prunes=prunes)
+        try:
+            evaluate(objective, held, prunes=prunes, may_end=may_end)
+        finally:
+            held.let_go()
     return held is not None
 
 
 def work(job: Job, worker: str) -> None:
     """Take points and run them, on and on, until the process is ended."""
     objective = job.objective()
-    study = Study(job.storage, job.name, create=False, pruner=job.pruner)
-    pause = 0.02
+    study = patiently(lambda: Study(job.storage, job.name, create=False, pruner=job.pruner))
+    prunes, pause = job.pruner is not None, 0.02
     while True:
-        if work_on_one(study, objective, worker, lease=job.lease, prunes=job.pruner is not None):
+        if work_on_one(study, objective, worker, lease=job.lease, prunes=prunes, may_end=False):
             pause = 0.02
         else:
             time.sleep(pause)
@@ -156,6 +164,12 @@ class Crew(ABC):
             for trial in self._held_by(worker, seen):
                 self.study.fail(trial, reason)
 
+    def _give_back_at_the_end(self, workers: Sequence[str]) -> None:
+        """Give back what they held, if the storage is there; else it is taken back when the leases have run out."""
+        self.study.patience = 0.0
+        with contextlib.suppress(StorageError):
+            self._give_back(workers, f"{GIVEN_BACK}: stopped")
+
     def _too_long(self, worker: str, seen: Seen) -> list[int]:
         """Return the trials that a worker has held for longer than the timeout."""
         if self.timeout is None:
@@ -172,19 +186,13 @@ class Crew(ABC):
 class Here(Crew):
     """This process, one point after the other."""
 
-    def __init__(
-        self, objective: Objective, study: Study, *, lease: float, prunes: bool, timeout: float | None = None
-    ) -> None:
-        super().__init__(study, timeout=timeout)
+    def __init__(self, objective: Objective, study: Study, *, lease: float, prunes: bool) -> None:
+        super().__init__(study)
         self.objective, self.lease, self.prunes = objective, lease, prunes
+        self.worker = _new_name()
 
     def start(self) -> None:
-        """Refuse what this process cannot do to itself."""
-        if self.timeout is not None:
-            raise ValueError(
-                f"timeout is {self.timeout!r} with workers=0, but a process cannot kill itself: pass workers=1 or more."
-            )
-        self.worker = _new_name()
+        """Do nothing: this process works while it waits."""
 
     def wait(self, seconds: float) -> None:
         """Work on one point, if there is one."""
@@ -195,47 +203,71 @@ class Here(Crew):
         """Do nothing: what this process held, it has ended."""
 
 
+# What a worker process does before anything else. Its guard, which is nobody's child, waits until the pipe from
+# whoever started it is closed, by intention or by death, and then kills the worker with all that it has started:
+# also one that is held up in code that lets no thread run. The job is read before the imports, which take seconds.
+_BEGIN = """\
+import json, os, signal, sys
+alive, said, size = map(int, sys.argv[1:])
+if os.fork() == 0:
+    if os.fork() == 0:
+        os.close(0)
+        os.close(said)
+        os.read(alive, 1)
+        os.killpg(0, signal.SIGKILL)
+    os._exit(0)
+os.wait()
+os.close(alive)
+job = sys.stdin.buffer.read(size)
+with open(os.devnull) as nothing:
+    os.dup2(nothing.fileno(), 0)
+sys.path[:] = json.loads(os.environ.pop("AVAGRAD_WORKER_PATH"))
+from avagrad.tune.workers import main
+main(job, said)
+"""
+
+
 class _Process:
     """A worker process: its own session, so that it can be killed with all that it has started."""
 
     def __init__(self, job: Job, environment: dict[str, str]) -> None:
         self.name = _new_name()
-        read, write = os.pipe()
-        code = f"import json, os, sys; sys.path[:] = json.loads(os.environ.pop({_PATH!r}))\n"
-        code += "from avagrad.tune.workers import main; main()"
-        self.process = subprocess.Popen(
-            [sys.executable, "-c", code, str(write)],
-            stdin=subprocess.PIPE,
-            pass_fds=[write],
-            start_new_session=True,
-            env={**os.environ, **environment, _PATH: json.dumps(list(sys.path))},
-        )
-        os.close(write)
-        self.said = os.fdopen(read, "rb")
-        with contextlib.suppress(BrokenPipeError):  # it has died already, which will be seen
-            assert self.process.stdin is not None
-            packed = cloudpickle.dumps((job, self.name))
-            self.process.stdin.write(len(packed).to_bytes(8, "little") + packed)
-            self.process.stdin.flush()
+        packed = cloudpickle.dumps((job, self.name))
+        path = json.dumps([str(entry) for entry in sys.path])
+        (alive, ours), (hear, said) = os.pipe(), os.pipe()
+        self.alive, self.said = FileIO(ours, "w"), FileIO(hear)
+        os.set_blocking(hear, False)
+        try:
+            self.process = subprocess.Popen(
+                [sys.executable, "-c", _BEGIN, str(alive), str(said), str(len(packed))],
+                stdin=subprocess.PIPE,
+                pass_fds=[alive, said],
+                start_new_session=True,
+                cwd=job.folder if os.path.isdir(job.folder) else None,
+                env={**os.environ, **environment, "AVAGRAD_WORKER_PATH": path},
+            )
+        finally:
+            os.close(alive)
+            os.close(said)
+        assert self.process.stdin is not None
+        # A worker that has died already will be seen.
+        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:
+            stdin.write(packed)
 
-    def kill(self, number: int = signal.SIGKILL) -> None:
+    def stop(self) -> None:
+        """Tell it to end."""
+        with contextlib.suppress(ProcessLookupError):
+            self.process.terminate()
+
+    def close(self) -> str:
+        """Kill it, with all that it has started, and return what it has said."""
+        if self.said.closed:
+            return ""
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            if number == signal.SIGKILL:
-                os.killpg(self.process.pid, number)
-            else:
-                self.process.send_signal(number)
-
-    def close(self) -> None:
-        self.kill()
+            os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        for pipe in (self.process.stdin, self.said):
-            with contextlib.suppress(OSError):
-                assert pipe is not None
-                pipe.close()
-
-    def last_words(self) -> str:
-        ready, _, _ = select.select([self.said], [], [], 0)
-        return self.said.read().decode() if ready else ""
+        with self.alive, self.said:
+            return (self.said.read() or b"").decode(errors="replace")
 
 
 class LocalProcesses(Crew):
@@ -249,47 +281,67 @@ class LocalProcesses(Crew):
         self.slots = list(slots)
         self.processes: list[_Process] = []
         self.died_idle = 0
+        self.so_far = (0, 0)
 
     def start(self) -> None:
         """Start a process for each slot."""
-        self.processes = [_Process(self.job, slot) for slot in self.slots]
+        if not hasattr(os, "fork"):
+            raise WorkerError(
+                f"workers is {len(self.slots)}, but worker processes need Linux or macOS: pass workers=0, or ray."
+            )
+        for slot in self.slots:
+            self.processes.append(_Process(self.job, slot))
 
     def look_after(self, seen: Seen) -> None:
         """Replace who has died, and kill who has been at a point for too long."""
+        so_far = len(seen.records), sum(map(len, seen.failures.values()))
+        if so_far != self.so_far or any(self._held_by(worker.name, seen) for worker in self.processes):
+            self.so_far, self.died_idle = so_far, 0
         for i, worker in enumerate(self.processes):
             code = worker.process.poll()
             late = self._too_long(worker.name, seen) if code is None else []
             if code is None and not late:
                 continue
-            if code == _CANNOT:
-                raise WorkerError(worker.last_words())
-            worker.close()
+            said = worker.close()
             self._fail_for_time(late)
             if code is not None:
-                self._bury(worker, code)
+                self._bury(worker, code, said)
             self.processes[i] = _Process(self.job, self.slots[i])
 
-    def _bury(self, worker: _Process, code: int) -> None:
+    def _bury(self, worker: _Process, code: int, said: str) -> None:
+        if said:
+            raise WorkerError(said)
         held = self._held_by(worker.name, self.study.look())
-        how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+        how = f"killed by {_signal(-code)}" if code < 0 else f"exit code {code}"
         for trial in held:
             self.study.fail(trial, f"{DIED} ({how})")
-        self.died_idle = 0 if held or code < 0 else self.died_idle + 1
-        if self.died_idle >= _MAY_DIE_IDLE:
+        self.died_idle = 0 if held else self.died_idle + 1
+        # Whoever kills workers from outside may do so again and again, while all of them are still starting.
+        if self.died_idle >= (_MAY_BE_KILLED_IDLE * len(self.slots) if code < 0 else _MAY_END_IDLE):
             raise WorkerError(f"workers end as soon as they are started ({how}); what they printed says why.")
 
     def stop(self) -> None:
         """Tell everybody to stop, wait a little for those that save, and give back what they held."""
-        for worker in self.processes:
-            worker.kill(signal.SIGTERM)
-        until = time.monotonic() + _SAVES_FOR
-        for worker in self.processes:
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                worker.process.wait(max(0.0, until - time.monotonic()))
-            worker.close()
-        names = [worker.name for worker in self.processes]
-        self.processes = []
-        self._give_back(names, f"{GIVEN_BACK}: stopped")
+        try:
+            for worker in self.processes:
+                worker.stop()
+            until = time.monotonic() + _SAVES_FOR
+            for worker in self.processes:
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    worker.process.wait(max(0.0, until - time.monotonic()))
+        finally:  # told once more to stop, there is no waiting
+            for worker in self.processes:
+                worker.close()
+            names = [worker.name for worker in self.processes]
+            self.processes = []
+        self._give_back_at_the_end(names)
+
+
+def _signal(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:  # one without a name
+        return f"signal {number}"
 
 
 class RayTasks(Crew):
@@ -363,7 +415,7 @@ class RayTasks(Crew):
         for _, task in self.tasks:
             with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
                 self.ray.cancel(task, force=True)
-        self._give_back([name for name, _ in self.tasks], f"{GIVEN_BACK}: stopped")
+        self._give_back_at_the_end([name for name, _ in self.tasks])
         self.tasks = []
         if self.joined:
             self.ray.shutdown()
@@ -403,38 +455,18 @@ def _new_name() -> str:
 
 # --- the worker process ---
 
-_PATH = "AVAGRAD_WORKER_PATH"
 
-
-def _end_at_once_with_parent() -> None:
-    """Have the kernel kill this process when its parent ends, be it held up in code that lets no thread run."""
-    with contextlib.suppress(OSError, AttributeError):  # Linux alone can
-        ctypes.CDLL(None).prctl(1, int(signal.SIGKILL), 0, 0, 0)
-
-
-def _end_with_parent(stream: BinaryIO) -> None:
-    """End this process and all that it has started, when whoever started it closes the pipe or is killed."""
-    with contextlib.suppress(OSError):
-        while stream.read(4096):
-            pass
-    os.killpg(os.getpgrp(), signal.SIGKILL)
-
-
-def main() -> None:
-    """Be a worker process: the job comes through stdin, and whoever sent it keeps that open.
+def main(packed: bytes, said: int) -> None:
+    """Be a worker process; what goes wrong goes through ``said``, a pipe to whoever started it.
 
     >>> main.__module__
     'avagrad.tune.workers'
     """
-    _end_at_once_with_parent()
-    stream = sys.stdin.buffer
-    length = int.from_bytes(stream.read(8), "little")
-    job, name = cloudpickle.loads(stream.read(length))
-    threading.Thread(target=_end_with_parent, args=(stream,), daemon=True).start()
-    sys.stdin = open(os.devnull)  # noqa: SIM115  # nothing for the objective to read there
+    os.set_inheritable(said, False)
+    # Told to stop, it lets go of what it holds, the storage's lock included.
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
-        work(job, name)
+        work(*cloudpickle.loads(packed))
     except Exception as error:
-        with open(int(sys.argv[1]), "w") as parent:
-            parent.write(str(error))
-        sys.exit(_CANNOT)
+        os.write(said, str(error).encode()[:10_000])
+        sys.exit(1)

@@ -1,0 +1,477 @@
+"""What goes wrong while tuning: each has its sentence, and nothing that is finished is lost."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import optuna
+import pytest
+from objectives import Bad, Counted, bowl, lr_only, raises
+from servers import postgres
+
+from avagrad.tune import Diverged, Trial, tune, workers
+from avagrad.tune import storage as storages
+from avagrad.tune.records import read_records
+from avagrad.tune.space import Point
+from avagrad.tune.storage import StorageError, described, open_storage
+from avagrad.tune.study import Study
+from avagrad.tune.trial import evaluate
+from avagrad.tune.tuner import Progress, TuningError
+from avagrad.tune.workers import WorkerError
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+# --- what is asked for ---
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        ({"lr": []}, "lr is [], but must have at least one value."),
+        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis."),
+        ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
+        ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
+        ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
+        ({"start_eps": 0.1}, "start_eps is 0.1, but must be None where there is no eps axis."),
+        ({"method": "bayes"}, "method is 'bayes', but must be one of separable, cross, grid."),
+        ({"direction": "up"}, "direction is 'up', but must be one of minimize, maximize."),
+        ({"pruner": "meidan"}, "pruner is 'meidan', but must be one of median, halving, or None."),
+        ({"workers": -1}, "workers is -1, but must be a whole number of at least 0."),
+        ({"workers": 1.5}, "workers is 1.5, but must be a whole number of at least 0."),
+        ({"retries": None}, "retries is None, but must be a whole number of at least 0."),
+        ({"slots_per_gpu": 0}, "slots_per_gpu is 0, but must be a whole number of at least 1."),
+        ({"slots_per_gpu": "2"}, "slots_per_gpu is '2', but must be a whole number of at least 1."),
+        ({"timeout": 0, "workers": 1}, "timeout is 0, but must be a number of seconds above 0."),
+        ({"timeout": "1h", "workers": 1}, "timeout is '1h', but must be a number of seconds above 0."),
+        ({"timeout": 5}, "timeout is 5 with workers=0, but a process cannot kill itself: pass workers=1."),
+        ({"lease": None}, "lease is None, but must be a number of seconds above 0."),
+        ({"margin": float("nan")}, "margin is nan, but must be a finite number of at least 0."),
+        ({"margin": "0"}, "margin is '0', but must be a finite number of at least 0."),
+        ({"seeds": 0}, "seeds is 0, but must be a whole number of at least 1, or a list of seeds."),
+        ({"seeds": [1, 1]}, "seeds is [1, 1], but must be different whole numbers."),
+        ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which JSON cannot hold"),
+        ({"storage": 5}, "storage is 5, but must be a file, or a URL of a database."),
+        ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
+    ],
+)
+def test_arguments(wrong: dict[str, Any], sentence: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, TypeError)) as error:
+        tune(lr_only, **{"lr": [1, 2], "storage": "a.journal", **wrong})
+    assert sentence in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())  # nothing was made
+
+
+def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match="objective is 3, but must be a function of a trial"):
+        tune(3, lr=[1], storage=tmp_path / "a.journal")  # type: ignore[arg-type]
+    lock = threading.Lock()
+    with pytest.raises(TypeError, match=r"which cannot be sent to a worker process .*TypeError: cannot pickle"):
+        tune(lambda trial: 1.0 if lock else 0.0, lr=[1], storage=tmp_path / "a.journal", workers=1)
+    assert not list(tmp_path.iterdir())
+    result = tune(lambda trial: 1.0 if lock else 0.0, lr=[1], storage=tmp_path / "a.journal")  # here it can be used
+    assert result.best is not None
+
+
+# --- what an objective does ---
+
+
+def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    """Two workers, and an objective that raises, returns nonsense, dies, hangs, ends its process: one for each lr."""
+    result = tune(
+        Bad(tmp_path), lr=range(1, 12), storage=tmp_path / "a.journal", workers=2, retries=0, timeout=6, method="grid"
+    )
+    printed = capfd.readouterr()
+    assert printed.out.count("much") >= 100_000
+    assert {record.lr: record.value for record in result.trials} == {1: 1.0, 2: 2.0, 6: float("inf"), 7: float("inf")}
+    assert {record.lr: record.diverged_at for record in result.trials if record.diverged} == {6: None, 7: 12}
+    why = {Point.from_key(key).lr: reason for key, reason in result.failed.items()}
+    assert set(why) == {3, 4, 5, 8, 9, 10, 11}
+    assert why[3].startswith("objective raised ValueError: no good at 3.0 (")
+    assert "objectives.py:" in why[3]
+    assert why[4] == "objective returned None, but must be a number"
+    assert why[5] == "objective returned [1.0, 2.0], but must be a number"
+    # The latter if another look at it came first.
+    assert why[8] in ("its worker died (killed by SIGSEGV)", "its worker showed no sign of life")
+    assert why[9] == "objective took longer than the timeout of 6 s, and was killed"
+    assert "step is 1.5, but must be a whole number from 0 to 2147483647." in why[10]
+    assert "which JSON cannot hold" in why[11]
+    assert "ValueError: no good" in printed.err
+    deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).look().failures["lr=8 seed=0"]
+    assert deaths[0] in ("its worker died (exit code 3)", "its worker showed no sign of life")
+    assert deaths[1].startswith("its worker died: objective raised SystemExit: I leave (")
+    assert deaths[2].startswith("its worker died: objective raised KeyboardInterrupt (")
+    assert len(deaths) == 4  # and no further one
+    left = [int(mark.stem) for mark in tmp_path.glob("*.pid")]
+    assert len(left) == 2
+    assert not any(map(is_alive, left))  # the one that was killed for its time, and its child
+
+
+def test_an_objective_that_never_works_is_given_up_soon(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def objective(trial: Trial) -> float:
+        calls.append(trial.key)
+        return raises(trial)
+
+    with pytest.raises(TuningError) as error:
+        tune(objective, lr=range(1, 22), storage=tmp_path / "a.journal")
+    assert str(error.value).startswith("objective raised ZeroDivisionError: of course (")
+    assert "at lr=1 seed=0, 3 times of 3, and no point has given a result yet; 0 finished points are kept" in str(
+        error.value
+    )
+    assert calls == ["lr=1 seed=0"] * 3
+    # It is mended, and goes on.
+    assert len(tune(lr_only, lr=range(1, 22), storage=tmp_path / "a.journal", name=name_in(tmp_path), about={}).trials)
+
+
+def name_in(folder: Path) -> str:
+    (study,) = open_storage(folder / "a.journal").get_all_studies()
+    return study.study_name
+
+
+def test_one_bad_point_does_not_end_a_search_whose_others_are_under_way(tmp_path: Path) -> None:
+    """It fails at once, again and again, before any other has had the time to give a result."""
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+    study.queue([Point(1.0, None, 0)])
+    other = study.take("another process")
+    assert other is not None
+    seen: list[Progress] = []
+
+    def watcher(progress: Progress) -> None:
+        seen.append(progress)
+        if len(seen) == 8:
+            other.finish(1.0)
+
+    def objective(trial: Trial) -> float:
+        return raises(trial)
+
+    result = tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a", about={}, watcher=watcher)
+    assert result.best is not None
+    assert list(result.failed) == ["lr=2 seed=0"]
+
+
+@pytest.mark.parametrize("step", [-1, 1.5, "1", 2**31, None])
+def test_steps(step: Any, tmp_path: Path) -> None:
+    """A wrong one must not get into the study, where it would make every record unreadable."""
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+
+    def reports(trial: Trial) -> float:
+        trial.report(step, 1.0)
+        return 1.0
+
+    def diverges(trial: Trial) -> float:
+        raise Diverged(step)
+
+    for objective in (reports, diverges):
+        study.queue([Point(1.0, None, 0)])
+        held = study.take("me")
+        assert held is not None
+        assert evaluate(objective, held) == (step is None and objective is diverges)
+    failures = study.look().failures["lr=1 seed=0"]
+    assert all(f"step is {step!r}, but must be a whole number from 0 to 2147483647." in reason for reason in failures)
+
+
+def test_an_objective_that_leaves_here(tmp_path: Path) -> None:
+    """In this process there is nobody else to go on: it ends, and the point is given back."""
+
+    def objective(trial: Trial) -> float:
+        if trial.lr == 2:
+            sys.exit(5)
+        return lr_only(trial)
+
+    with pytest.raises(SystemExit) as error:
+        tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a")
+    assert error.value.code == 5
+    assert Study(tmp_path / "a.journal", "a").look().failures == {"lr=2 seed=0": ("given back: stopped",)}
+
+
+# --- workers that cannot work ---
+
+
+def test_a_module_that_workers_cannot_import(tmp_path: Path) -> None:
+    module = ModuleType("nowhere_to_be_found")
+    exec("def objective(trial):\n    return trial.lr", vars(module))
+    sys.modules[module.__name__] = module
+    try:
+        with pytest.raises(WorkerError, match=r"objective could not be unpacked in a worker .*nowhere_to_be_found"):
+            tune(module.objective, lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
+    finally:
+        del sys.modules[module.__name__]
+
+
+@pytest.mark.parametrize(
+    ("code", "how", "times"),
+    [
+        ("import os; os._exit(4)", "exit code 4", 3),
+        ("import os; os.kill(os.getpid(), 9)", "killed by SIGKILL", 10),
+    ],
+)
+def test_workers_that_end_at_once(
+    code: str, how: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tune(lr_only, lr=[1], storage=tmp_path / "a.journal")
+    count = tmp_path / "count"
+    monkeypatch.setattr(workers, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
+    with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
+        tune(lr_only, lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
+    assert count.stat().st_size == times
+    assert len(Study(tmp_path / "a.journal", "objectives:lr_only").look().records) == 1
+
+
+# --- a storage that is not what it should be ---
+
+
+def write_half_a_line(path: Path) -> None:
+    with path.open("ab") as file:
+        file.write(b'{"op_code":6,"worker_id":"killed in the midd')
+
+
+def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    tune(lr_only, lr=[1, 2], storage=path)
+    write_half_a_line(path)
+
+    def objective(trial: Trial) -> float:
+        write_half_a_line(path)  # as another process that is killed
+        return lr_only(trial)
+
+    result = tune(objective, lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
+    assert [record.lr for record in result.trials] == [1, 2, 3, 4]
+    assert all(json.loads(line) for line in path.read_text().splitlines())
+
+
+def test_a_lock_that_was_left_costs_only_its_grace_period(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    tune(lr_only, lr=[1], storage=path)
+    Path(f"{path}.lock").touch()
+    began = time.monotonic()
+    assert len(tune(lr_only, lr=[1, 2], storage=path).trials) == 2
+    assert storages.GRACE <= time.monotonic() - began < storages.GRACE + 8
+    assert not Path(f"{path}.lock").exists()
+
+
+@pytest.mark.parametrize("count", [0, 1])
+def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "a.journal"
+
+    def remove(progress: Progress) -> None:
+        if progress.done >= 3 and count:
+            path.unlink(missing_ok=True)
+
+    def objective(trial: Trial) -> float:
+        if trial.lr == 4:
+            path.unlink()
+        return lr_only(trial)
+
+    with pytest.raises((StorageError, WorkerError)) as error:
+        tune(
+            Counted(tmp_path, 0.1) if count else objective, lr=range(1, 40), storage=path, workers=count, watcher=remove
+        )
+    rescued = Path(f"{path}.rescued.jsonl")
+    assert f"storage is '{path}', which is gone or was never there" in str(error.value)
+    assert f"points, is in {rescued}: `avagrad study import` makes a study of it." in str(error.value)
+    assert not path.exists()  # nobody has begun it anew
+    known = read_records(rescued)
+    assert len(known) >= 3
+    assert all(record.value == record.lr for record in known)
+    if not count:
+        assert "The result of lr=4 seed=0 could not be kept: 4." in str(error.value)
+
+
+def test_a_file_that_is_replaced(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    study = Study(path, "a", direction="minimize")
+    study.queue([Point(1.0, None, 0)])
+    path.unlink()
+    Study(path, "a", direction="minimize")
+    with pytest.raises(StorageError, match="it has been replaced by another file"):
+        study.look()
+    with pytest.raises(StorageError, match="it has been replaced by another file"):
+        study.queue([Point(2.0, None, 0)])
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"no journal\nat all\n", b'{"lr": 1, "value": 2}\n', b"[]\n", b"\xff\xfe\n", b'{"op_code": 99}\n', b"5\n"],
+)
+def test_a_file_that_is_no_journal(content: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    path.write_bytes(content)
+    with pytest.raises(StorageError, match="which is not a journal of Optuna's"):
+        tune(lr_only, lr=[1], storage=path)
+    assert path.read_bytes() == content
+
+
+def test_places_where_no_file_can_be(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match="it is a folder; name a file"):
+        tune(lr_only, lr=[1], storage=tmp_path)
+    (tmp_path / "file").touch()
+    with pytest.raises(StorageError, match="which cannot be read or written"):
+        tune(lr_only, lr=[1], storage=tmp_path / "file" / "a.journal")
+    with pytest.raises(StorageError, match="which is gone or was never there"):
+        Study(tmp_path / "none.journal", "a", create=False)
+    assert not (tmp_path / "none.journal").exists()
+
+
+def test_another_study_is_there(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    tune(lr_only, lr=[1], storage=path, about={"data": 1, "model": "m"})
+    before = path.read_bytes()
+    with pytest.raises(StorageError, match="which holds the study 'objectives:lr_only', and not 'objectives:bowl'"):
+        tune(bowl, lr=[1], eps=[1], storage=path)
+    with pytest.raises(StorageError, match="is to minimize, but direction is 'maximize'"):
+        tune(lr_only, lr=[1], storage=path, direction="maximize", about={"data": 1})
+    with pytest.raises(StorageError, match=r"made with data 1, and now it is 2: its points would not be comparable"):
+        tune(lr_only, lr=[1], storage=path, about={"data": 2})
+    assert path.read_bytes().startswith(before)
+    assert len(tune(lr_only, lr=[1], storage=path, about={"data": 1}).trials) == 1
+    other = tmp_path / "other.journal"
+    study = optuna.create_study(
+        storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(other))), study_name="x"
+    )
+    study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
+    with pytest.raises(StorageError, match="whose study 'x' was not made by avagrad"):
+        tune(lr_only, lr=[1], storage=other, name="x")
+
+
+@pytest.mark.parametrize(
+    ("url", "shown", "why"),
+    [
+        ("postgresql://me:secret@localhost:1/db", "postgresql://me:***@localhost:1/db", "which does not answer"),
+        ("postgresql://me:secret@localhost:port/db", "postgresql://***@localhost:port/db", "no URL of a database"),
+        ("postgresql://localhost:1/db?password=secret", "postgresql://localhost:1/db?password=***", "does not answer"),
+        ("what://me:secret@localhost/db", "what://me:***@localhost/db", "no URL of a database"),
+        ("mysql://me:secret@localhost/db", "mysql://me:***@localhost/db", "whose driver is not installed"),
+    ],
+)
+def test_databases_that_are_not_there(url: str, shown: str, why: str) -> None:
+    assert described(url) == shown
+    with pytest.raises(StorageError) as error:
+        tune(lr_only, lr=[1], storage=url)
+    assert f"storage is '{shown}'" in str(error.value)
+    assert why in str(error.value)
+    assert "secret" not in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_sqlite_alone(tmp_path: Path) -> None:
+    url = f"sqlite:///{tmp_path}/a.db"
+    assert len(tune(lr_only, lr=[1, 2], storage=url).trials) == 2
+    assert len(tune(lr_only, lr=[1, 2, 3], storage=url).trials) == 3
+
+
+# --- a database that goes away ---
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator["Server"]:
+    with postgres(tmp_path) as url:
+        server = Server(url)
+        try:
+            yield server
+        finally:
+            server.stop()
+
+
+class Server:
+    """The database, which can be stopped and started again."""
+
+    def __init__(self, url: str) -> None:
+        self.url, self.home = url, Path(url.partition("host=")[2])
+        self.state = self.home / "data" / "postmaster.pid"
+        self.command = Path(f"/proc/{self.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
+        self.process: subprocess.Popen[bytes] | None = None
+
+    @property
+    def pid(self) -> int:
+        return int(self.state.read_text().split()[0])
+
+    def stop(self) -> None:
+        with contextlib.suppress(OSError):
+            os.kill(self.pid, 2)
+        if self.process is not None:
+            self.process.wait(30)
+        while self.state.exists():
+            time.sleep(0.02)
+
+    def start(self) -> None:
+        owner = self.home.stat()
+        who: dict[str, Any] = {"user": owner.st_uid, "group": owner.st_gid, "extra_groups": []}
+        self.process = subprocess.Popen(
+            self.command, cwd=self.home, stderr=subprocess.DEVNULL, **who if os.geteuid() == 0 else {}
+        )
+        while not (self.state.exists() and self.state.read_text().rstrip().endswith("ready")):
+            time.sleep(0.02)
+
+
+def test_a_database_that_is_started_again(server: Server, tmp_path: Path) -> None:
+    """The search, its worker, its pruner and what they hold outlive that."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    restarted: list[int] = []
+
+    def restart(progress: Progress) -> None:
+        if progress.done >= 3 and not restarted:
+            restarted.append(progress.done)
+            server.stop()
+            threading.Timer(1.0, server.start).start()
+
+    result = tune(Counted(marks, 0.1), lr=range(1, 13), storage=server.url, workers=1, watcher=restart, pruner="median")
+    assert restarted
+    assert len(result.trials) == 12
+    assert not result.failed
+    assert sorted(mark.stat().st_size for mark in marks.iterdir()) == [1] * 12  # none was run twice
+
+
+def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(storages, "PATIENCE", 1.0)
+    done: list[int] = []
+
+    def objective(trial: Trial) -> float:
+        if trial.lr == 3:
+            server.stop()
+        return lr_only(trial)
+
+    began = time.monotonic()
+    with pytest.raises(
+        StorageError, match=r"which does not answer: .*The result of lr=3 seed=0 could not be kept: 3\."
+    ):
+        tune(objective, lr=range(1, 9), storage=server.url, name="away", watcher=lambda now: done.append(now.done))
+    assert time.monotonic() - began < 30
+    assert done[-1] == 2
+    server.start()
+    result = tune(lr_only, lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
+    assert len(result.trials) == 8
+
+
+def test_optunas_own_trial_while_the_database_is_away(server: Server) -> None:
+    """Its errors are not the objective's."""
+    calls: list[float | None] = []
+
+    def objective(trial: Trial) -> float:
+        calls.append(trial.lr)
+        if len(calls) == 2:
+            server.stop()
+            threading.Timer(0.5, server.start).start()
+        trial.optuna.suggest_float(f"x{len(calls)}", 0, 1)
+        return lr_only(trial)
+
+    result = tune(objective, lr=[1, 2, 3], storage=server.url, name="away", retries=0)
+    assert len(result.trials) == 3
+    assert not result.failed

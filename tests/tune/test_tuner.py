@@ -1,0 +1,685 @@
+"""The tuner as people use it: here and with worker processes, stopped and gone on with, alone and with others."""
+
+import contextlib
+import json
+import math
+import multiprocessing
+import os
+import random
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import optuna
+import pytest
+import torch
+from objectives import Counted, bowl, lr_only, noted
+from optuna.trial import TrialState
+from servers import postgres
+
+from avagrad.tune import Diverged, Trial, tune
+from avagrad.tune.leases import Watch, holder
+from avagrad.tune.records import Record
+from avagrad.tune.separability import Separability
+from avagrad.tune.space import Cell, Point
+from avagrad.tune.study import Study
+from avagrad.tune.tuner import Progress, Result, Verdict
+from avagrad.tune.workers import device_slots
+
+LR, EPS = "1e-3:1e3:7", "1e-4:1:5"
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
+# Children of the test's own process: they need no time to start.
+fork = multiprocessing.get_context("fork")
+pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
+
+
+def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
+    deadline = time.monotonic() + seconds
+    while not (result := condition()):
+        assert time.monotonic() < deadline, "it took too long"
+        time.sleep(0.02)
+    return result
+
+
+def is_alive(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def states(storage: str | Path, name: str) -> Counter[tuple[str, str]]:
+    study = Study(storage, name, create=False)
+    try:
+        return Counter((trial.user_attrs["key"], trial.state.name) for trial in study.trials())
+    finally:
+        study.close()
+
+
+@pytest.fixture(scope="module")
+def database(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    with postgres(tmp_path_factory.mktemp("postgres")) as url:
+        yield url
+
+
+@pytest.fixture(params=["journal", "postgresql"])
+def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return str(tmp_path / "a.journal") if request.param == "journal" else str(request.getfixturevalue("database"))
+
+
+# --- what comes out ---
+
+
+def test_here_and_in_processes_it_is_the_same(tmp_path: Path) -> None:
+    here = tune(bowl, lr=LR, eps=EPS, storage=tmp_path / "here.journal")
+    assert here.best is not None
+    assert (here.best.lr, here.best.eps, here.best.value) == (1, 0.01, 0)
+    assert isinstance(here.separability, Verdict)
+    assert here.separability.confirmed
+    assert not here.failed
+    seen: list[Progress] = []
+    there = tune(bowl, lr=LR, eps=EPS, storage=tmp_path / "there.journal", workers=2, watcher=seen.append)
+    assert {record.point: record.value for record in there.trials} == {
+        record.point: record.value for record in here.trials
+    }
+    assert (there.best, there.path, there.separability) == (here.best, here.path, here.separability)
+    assert [progress.done for progress in seen] == sorted(progress.done for progress in seen)
+    assert (seen[-1].done, seen[-1].best, seen[-1].at) == (len(there.trials), 0, Cell(1.0, 0.01))
+    diverged = [record for record in there.trials if record.diverged]
+    assert diverged
+    assert all(record.value == math.inf and record.diverged_at == 7 for record in diverged)
+
+
+def test_a_finished_point_is_never_run_again(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def objective(trial: Trial) -> float:
+        calls.append(trial.key)
+        return bowl(trial)
+
+    first = tune(objective, lr=LR, eps=EPS, storage=tmp_path / "a.journal")
+    assert len(calls) == len(set(calls)) == len(first.trials)
+    again = tune(objective, lr=LR, eps=EPS, storage=tmp_path / "a.journal", workers=None)  # nothing to start them for
+    assert again == first
+    assert len(calls) == len(first.trials)
+    grid = tune(objective, lr=LR, eps=EPS, method="grid", storage=tmp_path / "a.journal")
+    assert len(calls) == len(set(calls)) == len(grid.trials) == 35
+    assert isinstance(grid.separability, Separability)
+    cross = tune(objective, lr=LR, eps=EPS, method="cross", storage=tmp_path / "a.journal")
+    assert len(calls) == 35
+    assert len(cross.trials) < 35
+    assert cross.best == grid.best == first.best
+
+
+def test_cross(tmp_path: Path) -> None:
+    result = tune(bowl, lr=LR, eps=EPS, method="cross", start_lr=10, start_eps=1, storage=tmp_path / "a.journal")
+    assert result.best is not None
+    assert (result.best.lr, result.best.eps) == (1, 0.01)
+    assert {cell.eps for cell in (record.point.cell for record in result.trials)} == {1e-4, 1e-3, 0.01, 0.1, 1}
+
+
+def test_maximize_and_many_seeds(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        if trial.lr == 4:
+            return -math.inf if trial.seed == 9 else 99.0
+        return trial.lr + trial.seed
+
+    result = tune(objective, lr=[1, 2, 3, 4], seeds=[5, 9, -3], direction="maximize", storage=tmp_path / "a.journal")
+    assert result.best is not None
+    assert result.best.lr == 3
+    assert sorted(result.best.values) == [0, 8, 12]
+    assert result.best.value == pytest.approx(20 / 3)
+    assert len(result.trials) == 12
+    assert [record.value for record in result.trials if record.diverged] == [-math.inf]
+    more = tune(objective, lr=[1, 2], seeds=30, direction="maximize", storage=tmp_path / "a.journal")
+    assert len(more.trials) == 60
+
+
+def test_a_wider_axis_keeps_what_is_known(tmp_path: Path) -> None:
+    calls: list[float | None] = []
+
+    def objective(trial: Trial) -> float:
+        calls.append(trial.lr)
+        return lr_only(trial)
+
+    narrow = tune(objective, lr=[2, 3], storage=tmp_path / "a.journal")
+    assert narrow.at_ends == ()
+    wide = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    assert calls == [2, 3, 1]
+    assert wide.best is not None
+    assert wide.best.lr == 1
+    assert wide.at_ends == ("lr",)
+    assert len(tune(objective, lr=[2, 3], storage=tmp_path / "a.journal").trials) == 2
+
+
+# --- what an objective may do ---
+
+
+def test_reports_and_notes(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> Any:
+        assert trial.lr is not None
+        for step in range(5):
+            trial.report(torch.tensor(step), torch.tensor(trial.lr + step))  # type: ignore[arg-type]
+        trial.note(test=0.5)
+        trial.note(shape=(1, 2), nothing=math.nan)
+        if trial.lr == 2:
+            trial.report(6, math.inf)
+        return torch.tensor([trial.lr]) if trial.lr < 3 else torch.tensor(math.nan)
+
+    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    one, two, three = sorted(result.trials, key=lambda record: record.lr or 0)
+    assert (one.value, one.facts["test"], one.facts["shape"], one.diverged_at) == (1.0, 0.5, [1, 2], None)
+    assert math.isnan(one.facts["nothing"])
+    assert (two.value, two.diverged_at, two.facts["test"]) == (math.inf, 6, 0.5)
+    assert (three.value, three.diverged_at) == (math.inf, 4)  # NaN is the worst there is, and no gap
+    trials = Study(tmp_path / "a.journal", result_name(objective), create=False).trials()
+    assert trials[0].intermediate_values[4] == 5
+    assert all(trial.state == TrialState.COMPLETE for trial in trials)
+
+
+def result_name(objective: Any) -> str:
+    return f"{objective.__module__}:{objective.__qualname__}"
+
+
+def test_optunas_own_trial(storage: str) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        width = trial.optuna.suggest_int("width", 1, 8)
+        depth = trial.optuna.suggest_categorical("depth", ["few", "many"])
+        trial.optuna.set_user_attr("mine", width)
+        trial.note(width=width, depth=depth)
+        return trial.lr * float(width)
+
+    result = tune(objective, lr=[1, 2, 3], storage=storage, name="suggestions")
+    assert all(record.value == record.lr * record.facts["width"] for record in result.trials if record.lr)
+    study = Study(storage, "suggestions", create=False)
+    assert all(trial.params["width"] == trial.user_attrs["mine"] for trial in study.trials())
+    study.close()
+
+
+@pytest.mark.parametrize("pruner", ["median", "halving"])
+def test_pruning(pruner: Any, storage: str) -> None:
+    steps: Counter[float | None] = Counter()
+
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        steps[trial.lr] = 0
+        for step in range(1, 9):
+            steps[trial.lr] += 1
+            # Points above lr 6 are bad while they last, and would seem the best of all at their end.
+            trial.report(step, trial.lr if trial.lr <= 6 else 100 + trial.lr)
+        return trial.lr if trial.lr <= 6 else -1.0
+
+    result = tune(objective, lr=range(1, 21), storage=storage, name=pruner, pruner=pruner)
+    pruned = [record for record in result.trials if record.pruned]
+    assert len(pruned) >= 5
+    assert all(steps[record.lr] < 8 for record in pruned)
+    assert all(record.value == 100 + (record.lr or 0) for record in pruned if (record.lr or 0) > 6)
+    assert sum(steps.values()) < 20 * 8
+    whole = [record for record in result.trials if not record.pruned]
+    assert result.best is not None
+    assert result.best.value == min(record.value for record in whole)
+
+
+def test_a_pruned_point_is_never_picked_over_a_complete_one(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        trial.report(1, 5.0 if trial.lr == 1 else 0.0)
+        if trial.lr != 1:
+            raise optuna.TrialPruned
+        return 5.0
+
+    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    assert result.best is not None
+    assert (result.best.lr, result.best.value) == (1, 5)
+    assert [record.pruned for record in sorted(result.trials, key=lambda record: record.lr or 0)] == [False, True, True]
+
+
+def test_a_point_that_fails_now_and_then_is_tried_again(tmp_path: Path) -> None:
+    calls: Counter[float | None] = Counter()
+
+    def objective(trial: Trial) -> float:
+        calls[trial.lr] += 1
+        if trial.lr == 2 or (trial.lr == 3 and calls[trial.lr] <= 2):
+            raise RuntimeError("not now")
+        return lr_only(trial)
+
+    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=2)
+    assert calls == {1: 1, 2: 3, 3: 3}
+    assert list(result.failed) == ["lr=2 seed=0"]
+    assert "objective raised RuntimeError: not now (" in result.failed["lr=2 seed=0"]
+    assert result.best is not None
+    assert result.best.lr == 1
+    assert "Without a result: lr=2 seed=0 (objective raised RuntimeError" in result.told()
+    # A new call forgives, and asks again.
+    tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=0)
+    assert calls == {1: 1, 2: 4, 3: 3}
+
+
+def test_diverged_survives_being_sent() -> None:
+    import pickle
+
+    assert pickle.loads(pickle.dumps(Diverged(3))).step == 3
+    assert pickle.loads(pickle.dumps(Diverged())).step is None
+
+
+# --- who works ---
+
+
+def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert device_slots(None) == [{"CUDA_VISIBLE_DEVICES": "0"}, {"CUDA_VISIBLE_DEVICES": "1"}]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in device_slots(None, 2)] == ["0", "0", "1", "1"]
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in device_slots(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3, GPU-abc")
+    assert [slot["CUDA_VISIBLE_DEVICES"] for slot in device_slots(None)] == ["3", "GPU-abc"]
+    here = os.getcwd()
+    seen: list[Progress] = []
+    result = tune(noted, lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=seen.append)
+    assert any(progress.held and progress.seconds_left is not None for progress in seen)
+    assert {record.facts["cuda"] for record in result.trials} == {"3", "GPU-abc"}
+    assert {record.facts["folder"] for record in result.trials} == {here}
+    assert len({record.facts["process"] for record in result.trials} - {os.getpid()}) == 2
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
+    assert device_slots(None) == [{"OMP_NUM_THREADS": str(os.cpu_count())}]
+    assert len(device_slots(3)) == 3
+
+
+def test_a_script_without_a_main_guard_in_another_thread_and_folder(tmp_path: Path) -> None:
+    """As in a notebook: the objective is in no file, it uses what is around it, and the folder may change."""
+    script = """
+        import os, threading
+        from avagrad.tune import tune
+        scale = 3.0
+        class Thing:
+            def value(self, lr):
+                return lr * scale
+        def objective(trial):
+            print("running", os.path.basename(os.getcwd()), __name__)
+            return Thing().value(trial.lr)
+        def search():
+            results.append(tune(objective, lr=[1, 2, 3, 4], workers=2, watcher=elsewhere))
+        def elsewhere(progress):
+            os.chdir("/")
+        results = []
+        thread = threading.Thread(target=search)
+        thread.start()
+        thread.join()
+        print(results[0].best)
+    """
+    done = subprocess.run(
+        [sys.executable, "-"], input=textwrap.dedent(script), capture_output=True, text=True, cwd=tmp_path,
+        env=ENVIRONMENT, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "Best(lr=1.0, eps=None, value=3.0, values=(3.0,))" in done.stdout
+    assert done.stdout.count(f"running {tmp_path.name} __main__") == 4
+    assert [path.name for path in (tmp_path / "runs").iterdir()] == ["main-objective.journal"]
+
+
+def test_where_there_is_no_linux(tmp_path: Path) -> None:
+    """What other systems lack is missed by no import, nor by a search in this process."""
+    script = """
+        import os, signal, sys
+        import torch, optuna, sqlalchemy, cloudpickle
+        from pathlib import Path
+        for module, names in ((os, "fork killpg pread getpgrp setsid register_at_fork"), (signal, "SIGKILL SIGALRM")):
+            for name in names.split():
+                delattr(module, name)
+        read = Path.read_text
+        def no_proc(path, *args, **kwargs):
+            if path.parts[1:2] == ("proc",):
+                raise FileNotFoundError(str(path))
+            return read(path, *args, **kwargs)
+        Path.read_text = no_proc
+        from avagrad.tune import tune
+        from avagrad.tune.workers import WorkerError
+        objective = lambda trial: trial.lr
+        print(tune(objective, lr=[1, 2], storage=sys.argv[1]).best)
+        try:
+            tune(objective, lr=[1, 2, 3], storage=sys.argv[1], workers=1)
+        except WorkerError as error:
+            print(error)
+    """
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(script), tmp_path / "a.journal"], capture_output=True, text=True,
+        env=ENVIRONMENT, check=False, timeout=100,
+    )  # fmt: skip
+    assert done.stderr == ""
+    assert done.stdout == (
+        "Best(lr=1.0, eps=None, value=1.0, values=(1.0,))\n"
+        "workers is 1, but worker processes need Linux or macOS: pass workers=0, or ray.\n"
+    )
+
+
+# --- stopped, killed ---
+
+
+def start(folder: Path, storage: Path) -> "subprocess.Popen[str]":
+    """Start a search whose worker hangs, has a child, and hears no SIGTERM."""
+    folder.mkdir()
+    code = (
+        "import sys; from objectives import Waits; from avagrad.tune import tune\n"
+        "tune(Waits(sys.argv[1]), lr=[1, 2, 3, 4], storage=sys.argv[2], name='waits', workers=1)"
+    )
+    return subprocess.Popen(
+        [sys.executable, "-c", code, folder, storage], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
+    )
+
+
+def hangs(run: "subprocess.Popen[str]", folder: Path) -> bool:
+    return len(list(folder.glob("*.pid"))) == 2 or run.poll() is not None
+
+
+def are_dead(pids: list[int]) -> bool:
+    return not any(map(is_alive, pids))
+
+
+def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
+    signals = {signal.SIGINT: 1, signal.SIGTERM: 1, signal.SIGKILL: -9}
+    runs = {number: start(tmp_path / number.name, tmp_path / f"{number.name}.journal") for number in signals}
+    try:
+        for number, run in runs.items():
+            until(partial(hangs, run, tmp_path / number.name), 100)
+            run.send_signal(number)
+        for number, run in runs.items():
+            _, told = run.communicate(timeout=60)
+            assert run.returncode in (signals[number], -signal.SIGINT), told
+            journal = tmp_path / f"{number.name}.journal"
+            if number != signal.SIGKILL:
+                assert f"Stopped: stopped: 2 finished points are kept in {journal}; the same command goes on." in told
+            pids = [int(mark.stem) for mark in (tmp_path / number.name).glob("*.pid")]
+            assert len(pids) == 2
+            until(partial(are_dead, pids), 10)
+    finally:
+        for run in runs.values():
+            run.kill()
+            run.communicate()
+    for number in signals:
+        journal = tmp_path / f"{number.name}.journal"
+        before = states(journal, "waits")
+        assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
+        began = time.monotonic()
+        result = tune(lr_only, lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
+        assert time.monotonic() - began < 15  # no lease has to run out
+        assert len(result.trials) == 4
+
+
+def test_stopped_in_this_process(tmp_path: Path) -> None:
+    """Ctrl-C in a notebook: the process lives on, and the same call goes on."""
+    before = signal.getsignal(signal.SIGTERM)
+    calls: list[float | None] = []
+
+    def objective(trial: Trial) -> float:
+        calls.append(trial.lr)
+        if len(calls) == 2:
+            signal.raise_signal(signal.SIGTERM if trial.seed else signal.SIGINT)
+        return lr_only(trial)
+
+    for seed in (0, 1):
+        calls.clear()
+        with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; the same command"):
+            tune(objective, lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
+        result = tune(objective, lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
+        assert sorted(calls, key=str) == [1, 2, 2, 3]
+        assert len(result.trials) == 3
+    assert signal.getsignal(signal.SIGTERM) == before
+
+
+def test_stopped_while_a_result_is_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one moment at which a point can be left held by a process that lives on: its lease is not renewed."""
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+    study.queue([Point(1.0, None, 0)])
+    from avagrad.tune import workers
+
+    def interrupted(*_: Any, **__: Any) -> bool:
+        raise KeyboardInterrupt
+
+    threads = threading.active_count()
+    with monkeypatch.context() as patch:
+        patch.setattr(workers, "evaluate", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            workers.work_on_one(study, lr_only, "me", lease=0.2)
+    until(lambda: threading.active_count() == threads)
+    result = tune(lr_only, lr=[1], storage=tmp_path / "a.journal", name="a", about={}, lease=0.2)
+    assert len(result.trials) == 1
+
+
+# --- with others ---
+
+
+def drive(storage: str, folder: Path, name: str, at: Any) -> None:
+    at.wait()
+    result = tune(Counted(folder, 0.02), lr=range(1, 17), storage=storage, name=name)
+    assert len(result.trials) == 16
+    Path(folder, f"done {os.getpid()}").touch()
+
+
+@pytest.mark.parametrize("fresh", ["journal", "postgresql"])
+def test_drivers_at_once_share_the_work(fresh: str, tmp_path: Path) -> None:
+    """From the first moment on: the file, the tables and the study are made by all of them at once."""
+    marks = tmp_path / "marks"
+    marks.mkdir()
+    with contextlib.ExitStack() as stack:
+        storage = str(tmp_path / "a.journal") if fresh == "journal" else stack.enter_context(postgres(tmp_path))
+        barrier = fork.Barrier(4)
+        drivers = [fork.Process(target=drive, args=(storage, marks, "shared", barrier)) for _ in range(4)]
+        for driver in drivers:
+            driver.start()
+        for driver in drivers:
+            driver.join(60)
+        assert [driver.exitcode for driver in drivers] == [0] * 4
+        found = states(storage, "shared")
+    assert len(list(marks.glob("done *"))) == 4
+    assert sorted(path.stat().st_size for path in marks.glob("lr=*")) == [1] * 16  # each was run once
+    assert sum(count for (_, state), count in found.items() if state == "COMPLETE") == 16
+    assert not [key for key, state in found if state in ("WAITING", "RUNNING")]
+
+
+def hold(storage: str, machine: str, into: Any) -> None:
+    """Take a point as if on another machine, wait to be stopped, and finish it when that is over."""
+    goes_on = threading.Event()
+    signal.signal(signal.SIGCONT, lambda *_: goes_on.set())
+    study = Study(storage, "held", create=False)
+    held = study.take("stopped")
+    assert held is not None
+    held.signature["machine"] = machine
+    held.renew()
+    held.keep(1.0)
+    into.put("holds")
+    while not goes_on.wait(0.05):
+        pass
+    into.put(held.finish(99.0))
+
+
+@pytest.mark.parametrize(
+    ("storage", "machine"),
+    [("journal", "this"), ("journal", "another"), ("postgresql", "another")],
+    indirect=["storage"],
+)
+def test_the_point_of_a_stopped_worker_is_taken_back_and_its_late_result_dropped(machine: str, storage: str) -> None:
+    study = Study(storage, "held", direction="minimize")
+    study.queue([Point(1.0, None, 0)])
+    study.close()
+    into = fork.Queue()
+    there = "another" if machine == "another" else holder("")["machine"]
+    worker = fork.Process(target=hold, args=(storage, there, into))
+    worker.start()
+    assert into.get(timeout=30) == "holds"
+    assert worker.pid is not None
+    os.kill(worker.pid, signal.SIGSTOP)
+    try:
+        result = tune(lr_only, lr=[1, 2], storage=storage, name="held", about={}, lease=1.0)
+    finally:
+        os.kill(worker.pid, signal.SIGCONT)
+    assert into.get(timeout=30) is False
+    worker.join(30)
+    assert result.best is not None
+    assert result.best.value == 1.0
+    assert states(storage, "held")["lr=1 seed=0", "COMPLETE"] == 1
+    study = Study(storage, "held", create=False)
+    assert {record.value for record in study.look().records} == {1.0, 2.0}
+    study.close()
+
+
+def test_a_lease_lasts_longer_where_its_holder_is_seen_to_be_alive() -> None:
+    """Code that lets no thread run keeps a worker from renewing, but it works."""
+    other = subprocess.Popen(["sleep", "100"])
+    try:
+        born = until(lambda: Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
+        lease = {**holder("other"), "pid": other.pid, "born": born, "beat": 1}
+        watch = Watch(lease=0.3)
+        began = time.monotonic()
+        assert not watch.has_run_out("a", lease)
+        until(lambda: watch.has_run_out("a", {**lease, "machine": "another"}) or time.monotonic() - began > 1)
+        assert 0.3 <= time.monotonic() - began < 1
+        assert not watch.has_run_out("a", lease)
+        other.send_signal(signal.SIGSTOP)
+        until(lambda: watch.has_run_out("a", lease), 2)
+        other.kill()
+        other.wait()
+        assert Watch(lease=100).has_run_out("a", lease)
+    finally:
+        other.kill()
+        other.wait()
+
+
+def test_time_in_which_nobody_looked_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the database was away, or the one who looks was stopped: the others must have time to renew."""
+    now = 1000.0
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    watch = Watch(lease=20.0)
+    lease = {"machine": "another", "worker": "w", "beat": 1}
+    assert not watch.has_run_out("a", lease)
+    now += 3600
+    assert not watch.has_run_out("a", lease)
+    for _ in range(8):
+        now += 4
+        assert watch.has_run_out("a", lease) == (now > 4600 + 15)
+
+
+def test_other_results_put_in_meanwhile(tmp_path: Path) -> None:
+    """An import while the point is under way makes a second finished trial: the first one counts."""
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+    study.queue([Point(1.0, None, 0), Point(2.0, None, 0)])
+    held = study.take("me")
+    assert held is not None
+    assert study.add([Record(1.0, None, value=7.0), Record(3.0, None, value=math.inf, diverged_at=2)]) == 2
+    assert held.finish(5.0)
+    assert study.add([Record(1.0, None, value=8.0)]) == 0
+    result = tune(lr_only, lr=[1, 2, 3], storage=tmp_path / "a.journal", name="a", about={})
+    assert {record.lr: record.value for record in result.trials} == {1.0: 5.0, 2.0: 2.0, 3.0: math.inf}
+
+
+def test_another_search_on_the_same_study_does_not_stop_what_is_under_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+    study.queue([Point(1.0, None, 0), Point(2.0, None, 0)])
+    trials = study.trials()
+    held = study.take("me")
+    assert held is not None
+    with monkeypatch.context() as patch:
+        patch.setattr(study, "trials", lambda: trials)  # it has looked before the point was taken
+        study.withdraw(set())
+    assert study.look().waiting == ()
+    assert held.finish(1.0)
+
+
+def mess_about(storage: str, seed: int, seconds: float) -> None:
+    """Queue, take, renew, finish, fail, take back and withdraw at random."""
+    dice = random.Random(seed)
+    study = Study(storage, "mess", create=False)
+    points = [Point(float(lr), None, 0) for lr in range(1, 13)]
+    held = []
+    until_then = time.monotonic() + seconds
+    while time.monotonic() < until_then:
+        act = dice.choice(("queue", "queue", "take", "take", "finish", "fail", "take back", "withdraw", "renew"))
+        if act == "queue":
+            study.queue(dice.sample(points, 4))
+        elif act == "take" and (taken := study.take(f"{seed}")):
+            held.append(taken)
+        elif act == "take back":
+            seen = study.look()
+            for trial in dice.sample(sorted(seen.held), min(1, len(seen.held))):
+                study.fail(trial, "its worker showed no sign of life")
+        elif act == "withdraw":
+            study.withdraw({point.key for point in dice.sample(points, 8)})
+        elif held:
+            one = held[0] if act == "renew" else held.pop(dice.randrange(len(held)))
+            if act == "renew":
+                one.renew()
+            elif act == "fail" or dice.random() < 0.5:
+                one.fail("failed")
+            else:
+                one.finish(float(seed), facts={"by": seed})
+    study.close()
+
+
+def test_four_processes_at_random(storage: str) -> None:
+    """Whatever they do: of a point at most one trial is finished, and it is never queued for work again."""
+    Study(storage, "mess", direction="minimize").close()
+    processes = [fork.Process(target=mess_about, args=(storage, seed, 3.0)) for seed in range(4)]
+    for process in processes:
+        process.start()
+    for process in processes:
+        process.join(60)
+    assert [process.exitcode for process in processes] == [0] * 4
+    finished = {key: count for (key, state), count in states(storage, "mess").items() if state == "COMPLETE"}
+    assert set(finished.values()) == {1}
+    result = tune(lr_only, lr=range(1, 13), storage=storage, name="mess", about={}, lease=0.2)
+    assert len(result.trials) == 12
+    found = states(storage, "mess")
+    assert {key: count for (key, state), count in found.items() if state == "COMPLETE"} == dict.fromkeys(
+        (Point(float(lr), None, 0).key for lr in range(1, 13)), 1
+    )
+
+
+def test_optunas_dashboard_opens_it(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        trial.note(nothing=math.nan)
+        trial.report(1, 1.0)
+        return math.inf if trial.lr == 3 else lr_only(trial)
+
+    tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", name="shown")
+    code = "import sys; from optuna_dashboard._cli import main; main()"
+    port = str(random.Random(os.getpid()).randrange(20_000, 60_000))
+    server = subprocess.Popen(
+        [sys.executable, "-c", code, str(tmp_path / "a.journal"), "--port", port],
+        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT,
+    )  # fmt: skip
+
+    def asked(what: str) -> Any:
+        assert server.poll() is None
+        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}") as answer:
+            return json.loads(answer.read(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        return None
+
+    try:
+        (study,) = until(partial(asked, "studies"))["study_summaries"]
+        assert study["study_name"] == "shown"
+        trials = asked(f"studies/{study['study_id']}?after=0")["trials"]
+    finally:
+        server.terminate()
+        server.wait()
+    assert [trial["state"] for trial in trials] == ["Complete"] * 3
+    assert [trial["values"] for trial in trials] == [[1.0], [2.0], ["inf"]]
+
+
+def test_no_result_is_a_result_too(tmp_path: Path) -> None:
+    result = tune(lambda trial: math.nan, lr=[1, 2], storage=tmp_path / "a.journal")
+    assert isinstance(result, Result)
+    assert result.best is None
+    assert result.told() == "No point has given a finite value."
+    assert [record.value for record in result.trials] == [math.inf] * 2
