@@ -110,7 +110,7 @@ ALLOWED = {
     "sklearn": {"lab/tasks/digits.py"},
     "typer": {"cli/__init__.py", "cli/lab.py", "cli/tuning.py"},
     "rich": {"cli/lab.py", "cli/tuning.py", "progress.py"},
-    "optuna": {"tune/storage.py", "tune/study.py"},
+    "optuna": {"tune/storage.py", "tune/study.py", "tune/trial.py"},
     "ray": {"tune/workers.py"},
     "matplotlib": {"report/figures.py"},
 }

@@ -13,8 +13,9 @@ import numpy
 import torch
 
 import avagrad
+from avagrad.lab.tasks.base import stream
 
-__all__ = ["about", "computing_with", "generator_states", "set_generator_states"]
+__all__ = ["about", "computing_with", "generator_states", "seeded", "set_generator_states"]
 
 
 @contextlib.contextmanager
@@ -51,6 +52,19 @@ def computing_with(threads: int, *, precision: str = "float32", deterministic: b
 
 def _flushes_denormals() -> bool:
     return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
+
+
+def seeded(seed: int, device: str, rank: int = 0) -> torch.Generator:
+    """Seed all global generators for a run, and return the one that the randomness inside of its steps comes from.
+
+    >>> torch.equal(torch.rand(2, generator=seeded(1, "cpu")), torch.rand(2, generator=seeded(1, "cpu")))
+    True
+    """
+    everywhere = stream(seed, "global")
+    torch.manual_seed(everywhere)
+    random.seed(everywhere)
+    numpy.random.seed(everywhere % 2**32)
+    return torch.Generator(device).manual_seed(stream(seed, "noise", rank))
 
 
 def generator_states(device: str) -> dict[str, Any]:

@@ -201,6 +201,14 @@ class RunFolder:
         text = json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
         write_whole(self.path / name, lambda file: file.write(text.encode()))
 
+    def begun_on(self, digest: str, data: str | None) -> dict[str, Any]:
+        """Return what was written when the run began, or say that it was begun on other data than these."""
+        written = self.read_json(CONFIG)
+        if written["about"].get("data") != digest:
+            here = repr(data) if data else "those that come with the task"
+            raise ValueError(f"out is {str(self.path)!r}, whose run was begun on other data than {here}.")
+        return written
+
     def read_result(self) -> dict[str, Any] | None:
         """Return the result, if the run is finished."""
         if not (self.path / RESULT).exists():

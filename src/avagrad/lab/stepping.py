@@ -4,6 +4,7 @@ What is counted (losses, the first one that is not finite) is counted on the dev
 """
 
 import contextlib
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -30,7 +31,7 @@ def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
 
 
 class Losses:
-    """The sum of losses, and the first step whose loss is not a finite number (0: none).
+    """The sum of losses, and the first step whose loss is not a finite number (0: none); of one model, or of a stack.
 
     >>> losses = Losses("cpu")
     >>> for x in (1.0, 3.0, float("nan"), float("inf")):
@@ -39,10 +40,10 @@ class Losses:
     (3, 4)
     """
 
-    def __init__(self, device: str, steps: int = 0, total: float = 0.0, count: int = 0) -> None:
+    def __init__(self, device: str, steps: int = 0, total: float | Sequence[float] = 0.0, count: int = 0) -> None:
         self.steps = torch.tensor(steps, device=device)
-        self.first_bad = torch.zeros((), dtype=torch.int64, device=device)
         self.total = torch.tensor(total, dtype=torch.float64, device=device)
+        self.first_bad = torch.zeros_like(self.total, dtype=torch.int64)
         self.count = count  # since the last record
 
     def add(self, loss: Tensor) -> None:
@@ -57,12 +58,16 @@ class Losses:
         is_first = (self.first_bad == 0) & ~loss.detach().isfinite()
         self.first_bad += is_first * self.steps
 
-    def mean(self) -> float:
-        """Return the mean since the last record, and begin anew."""
-        mean = self.total.item() / max(self.count, 1)
+    def means(self) -> Tensor:
+        """Return the mean since the last record, of each model in a stack, and begin anew."""
+        means = self.total / max(self.count, 1)
         self.total.zero_()
         self.count = 0
-        return mean
+        return means
+
+    def mean(self) -> float:
+        """Return the mean since the last record, of one model, and begin anew."""
+        return self.means().item()
 
 
 class Step:

@@ -13,14 +13,12 @@ scikit-learn, which has the digits).
 
 import contextlib
 import math
-import random
 import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import numpy
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
@@ -28,19 +26,19 @@ from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
-from avagrad.lab.environment import about, computing_with, generator_states, set_generator_states
-from avagrad.lab.folder import CONFIG, Follower, RunFolder
+from avagrad.lab.environment import about, computing_with, generator_states, seeded, set_generator_states
+from avagrad.lab.folder import Follower, RunFolder
 from avagrad.lab.methods import method
 from avagrad.lab.processes import Processes, joined
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
 from avagrad.lab.stopping import Stopped, Told, heard_signals
 from avagrad.lab.tasks import task_class
-from avagrad.lab.tasks.base import Score, Task, stream
+from avagrad.lab.tasks.base import Score, Task
 
 __all__ = ["Stopped", "Watcher", "train"]
 
 # A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
-_MAY_DIFFER = ("sources", "data", "threads")
+MAY_DIFFER = ("sources", "data", "threads")
 _LOOKS_EVERY = 64  # steps between two looks at a GPU's counters, each of which waits for it
 
 
@@ -99,13 +97,10 @@ def train(
         options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
         task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
         facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-        may_differ = set(_MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
+        may_differ = set(MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
         claim = RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=may_differ)
         folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
-        written = folder.read_json(CONFIG)
-        if written["about"].get("data") != facts["data"]:
-            here = repr(config.data) if config.data else "those that come with the task"
-            raise ValueError(f"out is {str(out)!r}, whose run was begun on other data than {here}.")
+        written = folder.begun_on(facts["data"], config.data)
         if (result := folder.read_result()) is not None:
             return result
         threads = int(written["config"]["threads"])
@@ -139,13 +134,9 @@ class _Run:
         self.watcher, self.told, self.save_every = watcher, told, save_every
         self.events_in = events_in
         self.events: Any = None
-        seed = stream(config.seed, "global")
-        torch.manual_seed(seed)
-        random.seed(seed)
-        numpy.random.seed(seed % 2**32)
         self.device = task.device
         self.on_cuda = torch.device(self.device).type == "cuda"
-        self.noise = torch.Generator(self.device).manual_seed(stream(config.seed, "noise", processes.rank))
+        self.noise = seeded(config.seed, self.device, processes.rank)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
         if config.graph:  # which reads the learning rate where it lies

@@ -57,7 +57,12 @@ class CharLSTM(nn.Module):
     >>> logits, state = model(torch.zeros(7, 2, dtype=torch.long), model.zero_state(2))
     >>> logits.shape
     torch.Size([7, 2, 5])
+
+    With ``in_products`` a layer is written as matrix products, which run under ``torch.func.vmap``, where torch's own
+    LSTM does not; the numbers are the same, but for the last digits.
     """
+
+    in_products = False
 
     def __init__(
         self,
@@ -118,13 +123,29 @@ class CharLSTM(nn.Module):
                 w_hh = w_hh * masks.weights[i]
             h, c = (part.unsqueeze(0) for part in state[2 * i : 2 * i + 2])
             weights = [w_ih, w_hh, b_ih, b_hh]
-            if x.is_cuda:
-                weights = _in_one_piece(weights)
-            x, h, c = torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, False)
+            if self.in_products:
+                x, h, c = _lstm(x, h, c, *weights)
+            else:
+                weights = _in_one_piece(weights) if x.is_cuda else weights
+                x, h, c = torch.lstm(x, (h, c), weights, True, 1, 0.0, self.training, False, False)
             after += [h.squeeze(0), c.squeeze(0)]
             if masks is not None:
                 x = x * masks.activations[i + 1]
         return F.linear(x, self.embedding, self.output_bias), tuple(after)
+
+
+def _lstm(
+    x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Run a layer over (time, batch, width) as torch.lstm does, with one product for all inputs and one a character."""
+    gates, w_hh = F.linear(x, w_ih, b_ih + b_hh), w_hh.t()
+    h, c, outputs = h[0], c[0], []
+    for from_input in gates.unbind(0):
+        enter, keep, new, leave = (from_input + h @ w_hh).chunk(4, -1)
+        c = keep.sigmoid() * c + enter.sigmoid() * new.tanh()
+        h = leave.sigmoid() * c.tanh()
+        outputs.append(h)
+    return torch.stack(outputs), h.unsqueeze(0), c.unsqueeze(0)
 
 
 def _in_one_piece(weights: list[Tensor]) -> list[Tensor]:

@@ -150,9 +150,17 @@ class Task(ABC):
     ) -> tuple[Tensor, Carry]:
         """Return the loss of a batch, and what is carried on."""
 
-    @abstractmethod
+    def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
+        """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode.
+
+        The ensemble runs this, and :meth:`loss`, under ``torch.func.vmap``: nothing is read from the device in them.
+        """
+        raise NotImplementedError(f"{type(self).__name__} has no scores, but must have them, or its own evaluate.")
+
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+        loss, error = torch.stack(self.scores(model, part)).tolist()  # the one time that the device is waited for
+        return Score(loss, error)
 
     def new_model(self) -> nn.Module:
         """Make the model of this seed, on the device: the same weights wherever it is made.

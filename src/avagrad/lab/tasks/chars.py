@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
-from avagrad.lab.tasks.base import Carry, Score, Task, digest
+from avagrad.lab.tasks.base import Carry, Task, digest
 from avagrad.lab.tasks.texts import WANTED, Texts, download_penn_treebank, from_string, read_texts
 
 __all__ = ["Chars"]
@@ -134,14 +134,14 @@ class Chars(Task):
         logits, after = model(inputs, carry, model.draw_masks(self.batch_size, noise))
         return F.cross_entropy(logits.flatten(0, 1), targets.flatten()), tuple(part.detach() for part in after)
 
-    def evaluate(self, model: nn.Module, part: str) -> Score:
-        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+    def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
+        """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode."""
         assert isinstance(model, CharLSTM)
         rows = self.rows[part]
-        state, total = model.zero_state(rows.shape[1]), 0.0
+        state, total = model.zero_state(rows.shape[1]), torch.zeros((), dtype=torch.float64, device=self.device)
         for index in range(math.ceil((len(rows) - 1) / self.bptt)):
             inputs, targets = self._piece(rows, index)
             logits, state = model(inputs, state)
-            total += F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum").item()
+            total = total + F.cross_entropy(logits.flatten(0, 1), targets.flatten(), reduction="sum")
         loss = total / ((len(rows) - 1) * rows.shape[1])
-        return Score(loss, loss / math.log(2))
+        return loss, loss / math.log(2)

@@ -9,7 +9,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.digits import DigitsConv, DigitsMLP
 from avagrad.lab.names import look_up
-from avagrad.lab.tasks.base import Score, digest, stream
+from avagrad.lab.tasks.base import digest, stream
 from avagrad.lab.tasks.classification import Classification
 
 __all__ = ["Digits"]
@@ -92,9 +92,9 @@ class Digits(Classification):
         chosen = order[index * self.batch_size : (index + 1) * self.batch_size]
         return images[chosen], labels[chosen]
 
-    def evaluate(self, model: nn.Module, part: str) -> Score:
-        """Return the score on the "validation" or the "test" part; the model is in eval mode."""
+    def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
+        """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode."""
         images, labels = self.parts[part]
         scores = model(images)
-        wrong = (scores.argmax(1) != labels).double().mean().item()
-        return Score(F.cross_entropy(scores, labels).item(), 100 * wrong)
+        wrong = (scores.argmax(1) != labels).double().mean()
+        return F.cross_entropy(scores, labels).double(), 100 * wrong
