@@ -29,7 +29,7 @@ __all__ = ["add_to"]
 bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
 
 
-class _RunBar(Bar, Watcher):
+class RunBar(Bar, Watcher):
     """Watches a training run."""
 
     def started(self, config: Config, done: int, total: int) -> None:
@@ -85,7 +85,7 @@ def train(
     What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
     same command with --out and --resume goes on, to the same numbers.
     """
-    with _RunBar(Console(stderr=True)) as bar:
+    with RunBar(Console(stderr=True)) as bar:
         result, folder = run(
             task,
             context.params,

@@ -115,6 +115,8 @@ def sweep_command(
     device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
     option: Annotated[list[str] | None, typer.Option("--option", "-o", help="of the task: NAME=VALUE")] = None,
     optimizer_option: Annotated[list[str] | None, typer.Option(help="of the method: NAME=VALUE")] = None,
+    engine: Annotated[str, typer.Option(help="runs: one after the other; ensemble: all at once")] = "runs",
+    members_at_once: Annotated[int | None, typer.Option(help="of an ensemble; chosen by default")] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Search over lr and eps on a task of the laboratory: the paper's heat maps, or two lines of them."""
@@ -134,16 +136,26 @@ def sweep_command(
     given = {key: context.params[key] for key in ("optimizer", "preset", "data", "epochs", "weight_decay", "device")}
     if milestones is not None:
         given["milestones"] = milestones
-    with _Shown() as shown:
+    with ExitStack() as stack:
+        if engine == "ensemble":
+            from avagrad.cli.lab import RunBar
+
+            # An ensemble's points are all done at the end alone: what is shown is how far it is.
+            shown: dict[str, Any] = {"run_watcher": stack.enter_context(RunBar(Console(stderr=True)))}
+        else:
+            shown = {"watcher": stack.enter_context(_Shown())}
         result = sweep(
             task,
             given,
-            **axes,
+            lr=axes["lr"],
+            eps=axes["eps"],
             options=option or (),
             optimizer_options=optimizer_option or (),
             storage=storage,
             folder=out,
-            watcher=shown,
+            engine=engine,
+            members_at_once=members_at_once,
+            **shown,
             **search,
         )
     _say(result)

@@ -1,5 +1,6 @@
 """Searches over lr and eps on the tasks of the laboratory: an objective that is a training run."""
 
+import hashlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,10 +11,12 @@ from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
 from avagrad.lab.trainer import Watcher, train
-from avagrad.tune.space import Axis
+from avagrad.tune.records import Record
+from avagrad.tune.space import Axis, Point
 
-__all__ = ["TaskObjective", "comparable", "default_axes", "sweep"]
+__all__ = ["ENGINES", "TaskObjective", "comparable", "default_axes", "sweep"]
 
+ENGINES = ("runs", "ensemble")
 _NOTHING = dict.fromkeys(("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads"))
 # Settings that differ from point to point, or that results do not depend on beyond the last digits.
 _MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
@@ -96,9 +99,15 @@ def sweep(
     optimizer_options: Sequence[str] = (),
     storage: str | Path | None = None,
     folder: str | Path | None = None,
+    engine: str = "runs",
+    members_at_once: int | None = None,
+    run_watcher: Watcher | None = None,
     **search: Any,
 ) -> Any:
     """Search over lr and eps on a task; ``search`` goes to :func:`avagrad.tune.tune`, whose result is returned.
+
+    With the engine "runs" each point is a training run; with "ensemble" all that are wanted at a time are trained as
+    one computation in this process, ``members_at_once`` at a time (None chooses), and ``run_watcher`` sees it go by.
 
     >>> import tempfile
     >>> from avagrad.tune.space import axis
@@ -114,10 +123,31 @@ def sweep(
     given = {name: given.get(name) for name in given if name not in ("lr", "eps", "seed", "out")}
     runs = str((place / "runs").resolve())
     objective = TaskObjective(task, given, tuple(options), tuple(optimizer_options), runs)
+    if engine not in ENGINES:
+        raise ValueError(f"engine is {engine!r}, but must be one of {', '.join(ENGINES)}.")
     # Made once: what is wrong is said before anything is queued.
     config = objective.config(lr.values[0] if lr else None, eps.values[0] if eps else None, 0)
     if config.task_options.get("full"):
         raise ValueError("full is True, but a search chooses by the validation error, and must leave that part out.")
+    if engine == "ensemble":
+        if search.get("workers") or search.get("ray") or search.get("timeout") or search.get("pruner"):
+            raise ValueError("engine is 'ensemble' with workers, ray, timeout or pruner, but it is this process alone.")
+
+        def together(points: list[Point]) -> list[Record]:
+            from avagrad.lab.ensemble import train_ensemble
+
+            points = sorted(points, key=lambda point: point.key)  # the same points are the same folder, to go on in
+            name = hashlib.sha256("\n".join(point.key for point in points).encode()).hexdigest()[:12]
+            return train_ensemble(
+                config,
+                points,
+                place / "ensembles" / name,
+                resume=True,
+                watcher=run_watcher,
+                members_at_once=members_at_once,
+            )
+
+        search["together"] = together
     return tune(
         objective,
         lr=lr,

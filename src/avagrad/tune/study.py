@@ -439,9 +439,13 @@ class Held:
         diverged_at: int | None = None,
         facts: Mapping[str, Any] | None = None,
         pruned: bool = False,
+        seconds: float | None = None,
     ) -> bool:
-        """End with a result; False if the point was taken back meanwhile, and the result is dropped."""
-        storage, seconds = self.study.storage, time.monotonic() - self.began
+        """End with a result; False if the point was taken back meanwhile, and the result is dropped.
+
+        ``seconds`` is what it took, if that is not the time since the point was taken.
+        """
+        storage, seconds = self.study.storage, time.monotonic() - self.began if seconds is None else seconds
         attributes = {SECONDS: round(seconds, 3), DIVERGED: diverged_at, FACTS: dict(facts or {})}
         state = TrialState.PRUNED if pruned else TrialState.COMPLETE
         try:

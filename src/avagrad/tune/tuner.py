@@ -23,7 +23,17 @@ from avagrad.tune.space import Axis, Cell, Point, Space, axis
 from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import DIED, DIRECTIONS, DUPLICATE, GIVEN_BACK, LOST, Seen, Study, pruner_named
 from avagrad.tune.trial import Objective
-from avagrad.tune.workers import Crew, Here, Job, LocalProcesses, RayTasks, WorkerError, device_slots
+from avagrad.tune.workers import (
+    Crew,
+    Here,
+    Job,
+    LocalProcesses,
+    RayTasks,
+    RunTogether,
+    Together,
+    WorkerError,
+    device_slots,
+)
 
 __all__ = ["Best", "Progress", "Result", "Stopped", "TuningError", "Verdict", "tune"]
 
@@ -161,6 +171,7 @@ def tune(
     name: str | None = None,
     about: dict[str, Any] | None = None,
     lease: float = LEASE,
+    together: RunTogether | None = None,
     watcher: Callable[[Progress], object] | None = None,
 ) -> Result:
     """Find the best lr and eps for an objective, in 42 to 47 trials where a grid has 441.
@@ -192,6 +203,8 @@ def tune(
         name: of the study; by default the objective's. A database may hold many.
         about: what must be the same for results to be comparable; another call with other values is refused.
         lease: seconds without a sign of life after which a worker's point is given to another.
+        together: a function that takes all points that are to be run at a time, and returns a record for each: it works
+            instead of the objective.
         watcher: is called with a :class:`Progress` now and then; by default a line on a terminal shows it.
 
     >>> import tempfile
@@ -230,7 +243,9 @@ def tune(
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
     crew: Crew
-    if job is None:
+    if together is not None:
+        crew = Together(together, study, lease=lease)
+    elif job is None:
         crew = Here(objective, study, lease=lease, prunes=pruner is not None)
     elif ray is not None:
         crew = RayTasks(job, study, ray, workers or None, slots_per_gpu=slots_per_gpu, timeout=timeout)

@@ -11,10 +11,11 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import uuid
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from io import FileIO
 from typing import Any
@@ -23,12 +24,15 @@ import cloudpickle
 import torch
 
 from avagrad.tune.leases import LEASE
+from avagrad.tune.records import Record
+from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, patiently
-from avagrad.tune.study import DIED, GIVEN_BACK, Seen, Study
+from avagrad.tune.study import DIED, GIVEN_BACK, Held, Seen, Study
 from avagrad.tune.trial import Objective, evaluate
 
 __all__ = ["Job", "WorkerError", "device_slots", "work_on_one"]
 
+RunTogether = Callable[[list[Point]], list[Record]]
 # How often workers may end, or each be killed, without having worked, before the study gives up on starting them.
 _MAY_END_IDLE, _MAY_BE_KILLED_IDLE = 3, 10
 _SAVES_FOR = 5.0  # seconds that a worker has for saving, when it is told to stop
@@ -198,6 +202,51 @@ class Here(Crew):
         """Work on one point, if there is one."""
         if not work_on_one(self.study, self.objective, self.worker, lease=self.lease, prunes=self.prunes):
             time.sleep(seconds)
+
+    def stop(self) -> None:
+        """Do nothing: what this process held, it has ended."""
+
+
+class Together(Crew):
+    """This process, with all points at once: they are handed to a function that runs them together."""
+
+    def __init__(self, run: RunTogether, study: Study, *, lease: float) -> None:
+        super().__init__(study)
+        self.run, self.lease, self.worker = run, lease, _new_name()
+
+    def start(self) -> None:
+        """Do nothing: this process works while it waits."""
+
+    def wait(self, seconds: float) -> None:
+        """Work on all points that there are."""
+        held: list[Held] = []
+        while (one := patiently(lambda: self.study.take(self.worker))) is not None:
+            held.append(one)
+        if not held:
+            time.sleep(seconds)
+            return
+        ended = threading.Event()
+
+        def renew() -> None:
+            while not ended.wait(self.lease / 4):
+                for one in held:
+                    with contextlib.suppress(StorageError):
+                        one.renew()
+
+        threading.Thread(target=renew, name="leases", daemon=True).start()
+        try:
+            found = {record.point.key: record for record in self.run([one.point for one in held])}
+        except BaseException:
+            ended.set()
+            for one in held:
+                one.fail(f"{GIVEN_BACK}: stopped")
+            raise
+        ended.set()
+        for one in held:
+            record = found[one.point.key]
+            worst, facts = self.study.worst, record.facts
+            value = worst if record.diverged else record.value
+            one.finish(value, diverged_at=record.diverged_at, facts=facts, seconds=record.seconds)
 
     def stop(self) -> None:
         """Do nothing: what this process held, it has ended."""

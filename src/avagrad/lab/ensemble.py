@@ -1,0 +1,374 @@
+"""Many runs at once on one device, each with its own lr and eps: a whole heat map as one computation.
+
+>>> import tempfile
+>>> from avagrad.lab.config import configure
+>>> with tempfile.TemporaryDirectory() as place:
+...     records = train_ensemble(configure("digits", "adam", epochs=2), [(0.001, 1e-8, 0), (0.01, 0.1, 0)], place)
+>>> [record.point.key for record in records], all(record.value < 90 for record in records)
+(['lr=0.001 eps=1e-08 seed=0', 'lr=0.01 eps=0.1 seed=0'], True)
+
+Each run is the trainer's with the same settings and seed, but for the last digits. It needs torch and numpy alone (and
+scikit-learn, which has the digits)::
+
+    python -m avagrad.lab.ensemble cifar --data cifar-10 --device cuda -o model=small --optimizer adam \
+        --lr paper --eps paper --epochs 20 --out runs/map
+
+and leaves ``records.jsonl``, a line for each point, beside what a run leaves (:mod:`avagrad.lab.folder`).
+"""
+
+import contextlib
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from avagrad.lab.config import Config, optimizer_arguments
+from avagrad.lab.environment import about, computing_with, seeded
+from avagrad.lab.folder import CHECKPOINT, RunFolder
+from avagrad.lab.members import Members
+from avagrad.lab.methods import method
+from avagrad.lab.models.stackable import CONVOLUTIONS
+from avagrad.lab.stopping import Stopped, Told, heard_signals
+from avagrad.lab.tasks import task_class
+from avagrad.lab.tasks.base import Task
+from avagrad.lab.tasks.classification import Classification
+from avagrad.lab.trainer import MAY_DIFFER, Watcher
+from avagrad.tune.records import Record, read_records, write_records
+from avagrad.tune.space import Point, axis
+
+__all__ = ["train_ensemble"]
+
+RECORDS = "records.jsonl"
+_LOOKS_EVERY = 64  # steps between two looks at the clock where each would wait for a GPU
+# Parameters, and inputs, of all members together that a CPU's caches hold well enough; with fewer members, calling the
+# operations takes longer than computing them.
+_PARAMETERS, _INPUTS = 2**19, 2**20
+_PROBE = 8  # members with which the need of memory is measured
+_SHARE = 0.85  # of a GPU's free memory that is used
+
+
+def train_ensemble(
+    config: Config,
+    points: Sequence[Point | tuple[float | None, float | None, int]],
+    out: str | Path,
+    *,
+    resume: bool = False,
+    watcher: Watcher | None = None,
+    save_every: float = 30.0,
+    members_at_once: int | None = None,
+    convolution: str | None = None,
+    compile: bool | None = None,
+    download: bool = False,
+) -> list[Record]:
+    """Train a model at each point, all of a seed together, and return a record for each, in the order of the points.
+
+    A point whose loss is not finite has diverged, at the step at which its own run would have; the others go on. Killed
+    at any moment, the same call with ``resume`` goes on to the same numbers (to the bit on a CPU).
+
+    Args:
+        config: what all points share; its lr, eps and seed are replaced by a point's (not by None). All threads are
+            used, unless their number is given.
+        points: lr, eps and seed of each.
+        out: the folder of the run; never one that holds something else.
+        resume: go on with what is in ``out``, or begin if it is empty.
+        watcher: is told about the run while it goes on.
+        save_every: seconds between checkpoints.
+        members_at_once: how many points are trained together; None chooses by the device's memory or caches.
+        convolution: "grouped" or "bmm"; None is "bmm" on CUDA and where the step is compiled, else "grouped".
+        compile: compile the whole step; None does so for images on CUDA.
+        download: the task may fetch its data.
+
+    >>> train_ensemble(None, [(0.1, None, 0), (0.1, None, 0)], "x")
+    Traceback (most recent call last):
+    ...
+    ValueError: points has lr=0.1 seed=0 twice, but must have each point once.
+    """
+    points = _checked(points)
+    if not save_every >= 0:
+        raise ValueError(f"save_every is {save_every!r}, but must be a number of seconds of at least 0.")
+    if members_at_once is not None and (not isinstance(members_at_once, int) or members_at_once < 1):
+        raise ValueError(f"members_at_once is {members_at_once!r}, but must be a whole number of at least 1, or None.")
+    if convolution not in (None, *CONVOLUTIONS):
+        raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
+    if config.sources.get("threads") != "given":  # a preset's are those of one of many processes
+        config = dataclasses.replace(config, threads=torch.get_num_threads())
+    configs = [_at(config, point) for point in points]
+    for one in configs:
+        method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # refuses what is wrong, now
+    if config.task_options.get("full"):
+        raise ValueError("full is True, but records hold the validation error, and must leave that part out.")
+    if task_class(config.task).scores is Task.scores:
+        raise ValueError(f"task is {config.task!r}, but must be one that has scores, which the ensemble measures by.")
+    with contextlib.ExitStack() as stack:
+        task = _task(configs[0], download)
+        on_cuda = torch.device(task.device).type == "cuda"
+        if on_cuda and convolution == "grouped":
+            raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, where it is twice as fast.")
+        compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
+        facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
+        shared = {name: value for name, value in config.as_json().items() if name not in ("lr", "eps", "seed")}
+        shared |= {"points": [point.key for point in points], "compile": compiles}
+        shared["convolution"] = convolution or ("bmm" if compiles or on_cuda else "grouped")
+        may_differ = set(MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
+        folder = stack.enter_context(RunFolder.claim(out, shared, facts, resume=resume, may_differ=may_differ))
+        written = folder.begun_on(facts["data"], config.data)
+        if folder.read_result() is not None:
+            return read_records(folder.path / RECORDS)
+        threads = int(written["config"]["threads"])
+        stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
+        told = stack.enter_context(heard_signals())
+        options = {"convolution": shared["convolution"], "compile": compiles, "graph": config.graph}
+        run = _Run(configs, points, folder, watcher or Watcher(), told, save_every, members_at_once, options, task)
+        return run.to_its_end(facts)
+
+
+def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) -> list[Point]:
+    """Return the points with the values that are kept of them, or refuse them."""
+    points: dict[Point, None] = {}
+    for lr, eps, seed in given:
+        lines = axis(lr, "lr"), axis(eps, "eps")  # which refuse what cannot be
+        lr, eps = (None if line is None else line.values[0] for line in lines)
+        point = Point(lr, eps, seed)
+        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
+            raise ValueError(f"seed is {seed!r}, but must be a whole number of at least 0.")
+        if point in points:
+            raise ValueError(f"points has {point.key} twice, but must have each point once.")
+        points[point] = None
+    if not points:
+        raise ValueError("points is empty, but must have at least one point.")
+    return list(points)
+
+
+def _at(config: Config, point: Point) -> Config:
+    own = {name: value for name, value in point._asdict().items() if value is not None}
+    return dataclasses.replace(config, **own)
+
+
+def _task(config: Config, download: bool = False) -> Task:
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    return task_class(config.task)(**options, download=download)
+
+
+class _Run:
+    """All points, some of them (of one seed) at a time; what was found and what is being trained is in ``_state()``."""
+
+    def __init__(
+        self,
+        configs: list[Config],
+        points: list[Point],
+        folder: RunFolder,
+        watcher: Watcher,
+        told: Told,
+        save_every: float,
+        at_once: int | None,
+        options: dict[str, Any],
+        task: Task,
+    ) -> None:
+        self.configs, self.points, self.folder, self.watcher, self.told = configs, points, folder, watcher, told
+        self.save_every, self.at_once, self.options, self.task = save_every, at_once, options, task
+        self.on_cuda = torch.device(task.device).type == "cuda"
+        self.fitting: int | None = at_once
+        self.found: dict[int, dict[str, Any]] = {}  # of each point that is done, by its place
+        self.current: list[int] = []  # the places of those that are being trained
+        self.members: Members | None = None
+        self.step = 0  # steps that they have taken
+        self.last: dict[str, list[float]] = {}  # what was measured of them at the end of the last epoch
+        self.seconds_before = 0.0
+        self.began = self.saved = time.monotonic()
+
+    @property
+    def total(self) -> int:
+        return self.configs[0].epochs * self.task.steps_per_epoch
+
+    def to_its_end(self, facts: dict[str, Any]) -> list[Record]:
+        if (state := self.folder.load()) is not None:
+            try:
+                self._restore(state)
+            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
+                raise ValueError(f"the checkpoint in {self.folder.path} is not one of this run ({error!r}).") from error
+        while len(self.found) < len(self.points):
+            if self.members is None:
+                self._choose()
+            self._train()
+        records = self._write_records()
+        diverged = sum(record.diverged for record in records)
+        seconds = sum(record.seconds or 0.0 for record in records)
+        result = {"status": "finished", "points": len(records), "diverged": diverged, "seconds": seconds}
+        self.folder.write_result(result | {"measure": self.task.measure, "remarks": facts["remarks"]})
+        (self.folder.path / CHECKPOINT).unlink(missing_ok=True)
+        return records
+
+    # --- which points are trained together ---
+
+    def _choose(self) -> None:
+        """Take the next points of one seed, as many as are trained at once, in groups of about the same size."""
+        left = [i for i in range(len(self.points)) if i not in self.found]
+        seed = self.points[left[0]].seed
+        same = [i for i in left if self.points[i].seed == seed]
+        self._set_seed(seed)
+        if self.fitting is None:
+            self.fitting = self._that_fit(same)
+        groups = math.ceil(len(same) / self.fitting)
+        self.current = same[: math.ceil(len(same) / groups)]
+        self.members = self._made(self.current, **self.options)
+        self.step, self.last, self.seconds_before, self.began = 0, {}, 0.0, time.monotonic()
+
+    def _set_seed(self, seed: int) -> None:
+        if self.task.seed != seed:
+            self.task = dataclasses.replace(self.task, seed=seed)
+
+    def _made(self, places: list[int], **options: Any) -> Members:
+        noise = seeded(self.task.seed, self.task.device)
+        return Members(self.task, [self.configs[i] for i in places], noise, **options)
+
+    def _that_fit(self, places: list[int]) -> int:
+        """Return how many members are trained together where nobody says: by memory on a GPU, by caches on a CPU."""
+        probe = self._made(places[: _PROBE if self.on_cuda else 1], convolution=self.options["convolution"])
+        batch = self.task.batch(self.task.order(0), 0)
+        if not self.on_cuda:
+            return max(2, min(_PARAMETERS // probe.layout.numbers, _INPUTS // batch[0].numel()))
+        torch.cuda.empty_cache()
+        before = torch.cuda.memory_allocated()
+        torch.cuda.reset_peak_memory_stats()
+        probe.begin(0)
+        probe.step(batch)
+        need = (torch.cuda.max_memory_allocated() - before) / probe.members
+        del probe
+        torch.cuda.empty_cache()
+        return max(1, int(_SHARE * torch.cuda.mem_get_info()[0] / need))
+
+    # --- training them ---
+
+    def _train(self) -> None:
+        members, per_epoch = self.members, self.task.steps_per_epoch
+        assert members is not None
+        self.watcher.started(self.configs[self.current[0]], self._done(), self.total * len(self.points))
+        while self.step < self.total and bool(members.alive.any()):
+            epoch, index = divmod(self.step, per_epoch)
+            members.begin(epoch, anew=index == 0)
+            order = self.task.order(epoch)
+            for i in range(index, per_epoch):
+                members.step(self.task.batch(order, i))
+                self.step += 1
+                self.watcher.stepped(self._done())
+                if i + 1 < per_epoch and (not self.on_cuda or self.step % _LOOKS_EVERY == 0):
+                    self._save_if_it_is_time()
+            self._record(epoch)
+            self._save_if_it_is_time()
+        self._conclude()
+
+    def _done(self) -> int:
+        """Return the steps that were taken so far, of all points."""
+        return len(self.found) * self.total + len(self.current) * self.step
+
+    def _scores(self, part: str) -> tuple[list[float], list[float]]:
+        """Measure all members; one whose loss is not finite has diverged."""
+        assert self.members is not None
+        # A few at a time: the parts are larger than a batch.
+        losses, errors = self.members.scores(part, math.ceil(self.members.members / 8))
+        self.members.give_up(~losses.isfinite(), self.step)
+        return losses.tolist(), errors.tolist()
+
+    def _record(self, epoch: int) -> None:
+        """Write a line of the metrics at the end of an epoch: all members', and those of the best one by themselves."""
+        assert self.members is not None
+        losses = self.members.losses.means().tolist()
+        validation, errors = self._scores("validation")
+        bad = self.members.first_bad.tolist()
+        self.last = {"loss": losses, "error": errors}
+        going = [i for i, step in enumerate(bad) if not step]
+        best = min(going, key=lambda i: errors[i], default=None)
+        row = {
+            "seed": self.task.seed,
+            "step": self.step,
+            "epoch": epoch + 1,
+            "loss": None if best is None else losses[best],
+            "error": None if best is None else errors[best],
+            "lr": None if best is None else self.configs[self.current[best]].lr_at(epoch),
+            "seconds": self._seconds(),
+            "diverged": not going,
+            "points": [self.points[i].key for i in self.current],
+            "losses": [None if step else x for x, step in zip(losses, bad, strict=True)],
+            "validation_losses": [None if step else x for x, step in zip(validation, bad, strict=True)],
+            "errors": [None if step else x for x, step in zip(errors, bad, strict=True)],
+        }
+        self.folder.append(row)
+        self.watcher.recorded(row)
+
+    def _conclude(self) -> None:
+        """Keep what was found, and let the members go."""
+        assert self.members is not None
+        if self.step == self.total:
+            _, tests = self._scores("test")
+        for place, (i, bad) in enumerate(zip(self.current, self.members.first_bad.tolist(), strict=True)):
+            found: dict[str, Any] = {"diverged_at": bad or None, "seconds": self._seconds() / len(self.current)}
+            if not bad:
+                found |= {"value": self.last["error"][place], "test": tests[place], "loss": self.last["loss"][place]}
+            self.found[i] = found
+        self.members, self.current = None, []
+        self.step = 0
+        self._save()
+        self._write_records()
+
+    def _write_records(self) -> list[Record]:
+        epochs = self.configs[0].epochs
+        records = []
+        for i, found in sorted(self.found.items()):
+            lr, eps, seed = self.configs[i].lr, self.configs[i].eps, self.points[i].seed
+            if found["diverged_at"]:
+                end: dict[str, Any] = {"value": math.inf, "diverged_at": found["diverged_at"]}
+            else:
+                end = {
+                    "value": found["value"],
+                    "facts": {"test": found["test"], "loss": found["loss"], "epochs": epochs},
+                }
+            records.append(Record(lr, eps, seed, seconds=found["seconds"], **end))
+        write_records(self.folder.path / RECORDS, records)
+        return records
+
+    # --- stopping and going on ---
+
+    def _seconds(self) -> float:
+        return self.seconds_before + time.monotonic() - self.began
+
+    def _save_if_it_is_time(self) -> None:
+        if self.told.to_stop is not None or time.monotonic() - self.saved >= self.save_every:
+            self._save()
+        if self.told.to_stop is not None:
+            raise Stopped(self.told.to_stop, self.folder.path)
+
+    def _save(self) -> None:
+        self.folder.save(self._state())
+        self.saved = time.monotonic()
+
+    def _state(self) -> dict[str, Any]:
+        return {
+            "found": self.found,
+            "fitting": self.fitting,
+            "current": self.current,
+            "members": None if self.members is None else self.members.state_dict(),
+            "step": self.step,
+            "last": self.last,
+            "seconds": self._seconds(),
+        }
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.found, self.current = state["found"], state["current"]
+        if self.at_once is None and not self.on_cuda:
+            self.fitting = state["fitting"]
+        if state["members"] is not None:
+            self._set_seed(self.points[self.current[0]].seed)
+            self.members = self._made(self.current, **self.options)
+            self.members.load_state_dict(state["members"])
+            self.step, self.last, self.seconds_before = state["step"], state["last"], state["seconds"]
+
+
+if __name__ == "__main__":
+    from avagrad.lab.ensemble_command import main
+
+    sys.exit(main())

@@ -1,0 +1,141 @@
+"""Layers as they are best computed for a stack of models, under ``torch.func.vmap``."""
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from avagrad.lab.models.char_lstm import CharLSTM
+
+__all__ = ["CONVOLUTIONS", "PlainBatchNorm", "ProductConv", "stackable"]
+
+CONVOLUTIONS = ("grouped", "bmm")
+
+
+class ProductConv(nn.Conv2d):
+    """A convolution as one matrix product; with channels last, a stack of them is one batched product.
+
+    Under vmap torch makes a stack of convolutions one with groups, for which there are few fast kernels.
+
+    >>> x, layer = torch.randn(2, 3, 5, 5), ProductConv(3, 4, 3, stride=2, padding=1)
+    >>> torch.allclose(layer(x), F.conv2d(x, layer.weight, layer.bias, stride=2, padding=1), atol=1e-6)
+    True
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what a convolution returns, with the channels last in memory."""
+        assert not isinstance(self.padding, str)
+        (high, wide), (down, right), (pad_y, pad_x) = self.kernel_size, self.stride, self.padding
+        x = F.pad(x.permute(0, 2, 3, 1), (0, 0, pad_x, pad_x, pad_y, pad_y))
+        rows, columns = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
+        # Slices, not Tensor.unfold: the gradient of a slice is a sum that a compiler fuses. A few of them at a time: of
+        # more than 8 it makes a kernel each.
+        x = torch.cat([x[:, :, j : j + (columns - 1) * right + 1 : right] for j in range(wide)], -1)
+        x = torch.cat([x[:, i : i + (rows - 1) * down + 1 : down] for i in range(high)], -1)
+        patches, weight = x.flatten(0, 2), self.weight.permute(2, 3, 1, 0).flatten(0, 2)
+        if patches.is_cuda and (lacking := -len(weight) % 8):  # tensor cores want whole lines of 16 bytes
+            patches, weight = F.pad(patches, (0, lacking)), F.pad(weight, (0, 0, 0, lacking))
+        y = patches @ weight if self.bias is None else patches @ weight + self.bias
+        return y.view(-1, rows, columns, self.out_channels).permute(0, 3, 1, 2)
+
+
+class PlainBatchNorm(_BatchNorm):
+    """BatchNorm in single operations, wherever the channels lie in memory.
+
+    Under vmap torch moves the members' channels side by side, and back again, which costs more than all else; and these
+    operations a compiler can fuse.
+
+    >>> x, layer, other = torch.randn(8, 3, 5, 5), PlainBatchNorm(3), nn.BatchNorm2d(3)
+    >>> torch.allclose(layer(x), other(x), atol=1e-5), torch.allclose(layer.running_var, other.running_var)
+    (True, True)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what BatchNorm returns, and note the statistics as it does."""
+        assert self.running_mean is not None
+        assert self.running_var is not None
+        assert self.momentum is not None
+        others = [dim for dim in range(x.dim()) if dim != 1]
+        shape = [-1 if dim == 1 else 1 for dim in range(x.dim())]
+        dtype, x = x.dtype, x.to(torch.promote_types(x.dtype, torch.float32))
+        if self.training:
+            mean = x.mean(others)
+            centred = x - mean.view(shape)
+            # The variance does not change with the mean (its derivative is the sum of what is centred, 0): without that
+            # way back, one pass over memory is enough for all sums of the backward pass.
+            away = x - mean.detach().view(shape)
+            var = (away * away).mean(others)
+            count = x.numel() // x.shape[1]
+            with torch.no_grad():
+                self.running_mean.mul_(1 - self.momentum).add_(self.momentum * mean)
+                self.running_var.mul_(1 - self.momentum).add_(self.momentum * count / (count - 1) * var)
+                if self.num_batches_tracked is not None:
+                    self.num_batches_tracked.add_(1)
+        else:
+            centred, var = x - self.running_mean.view(shape), self.running_var
+        factor = (var + self.eps).rsqrt() * self.weight
+        return torch.addcmul(self.bias.view(shape), centred, factor.view(shape)).to(dtype)
+
+
+class ColumnLinear(nn.Linear):
+    """A linear layer whose results lie in memory as columns, one for each image: the numbers of a unit side by side.
+
+    >>> x, layer = torch.randn(5, 3), ColumnLinear(3, 4)
+    >>> torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-6), layer(x).stride()
+    (True, (1, 5))
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what a linear layer returns."""
+        if x.dim() != 2:
+            return super().forward(x)
+        y = self.weight @ x.t()
+        return (y if self.bias is None else y + self.bias[:, None]).t()
+
+
+class ColumnBatchNorm(nn.BatchNorm1d):
+    """BatchNorm of what lies in columns: for a stack, torch's own without moving anything.
+
+    >>> x, layer, other = torch.randn(8, 3), ColumnBatchNorm(3), nn.BatchNorm1d(3)
+    >>> torch.allclose(layer(x), other(x), atol=1e-6), torch.allclose(layer.running_var, other.running_var)
+    (True, True)
+    """
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return what BatchNorm returns, and note the statistics as it does."""
+        return super().forward(x) if x.dim() != 2 else super().forward(x.t()[None])[0].t()
+
+
+def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
+    """Return the model, its layers changed to ones that run under vmap; parameters and buffers stay what they are.
+
+    ``convolution`` is "grouped" (torch's own, which vmap makes one convolution with groups) or "bmm".
+
+    >>> model = stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "bmm")
+    >>> type(model[0]).__name__
+    'ProductConv'
+    """
+    if convolution not in CONVOLUTIONS:
+        raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
+    in_products = convolution == "bmm"
+    for layer in model.modules():
+        if isinstance(layer, CharLSTM):
+            layer.in_products = True
+        elif in_products and type(layer) is nn.Conv2d and _is_plain(layer):
+            layer.__class__ = ProductConv  # what it has stays in its place
+        elif type(layer) is nn.Linear:
+            layer.__class__ = ColumnLinear
+        elif type(layer) is nn.BatchNorm1d:
+            layer.__class__ = ColumnBatchNorm
+        elif in_products and type(layer) is nn.BatchNorm2d and _is_usual(layer):
+            layer.__class__ = PlainBatchNorm  # type: ignore[assignment]
+    return model
+
+
+def _is_plain(layer: nn.Conv2d) -> bool:
+    simple = layer.groups == 1 and layer.dilation == (1, 1) and layer.padding_mode == "zeros"
+    return simple and not isinstance(layer.padding, str)
+
+
+def _is_usual(layer: _BatchNorm) -> bool:
+    return layer.track_running_stats and layer.affine and layer.momentum is not None

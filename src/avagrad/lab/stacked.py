@@ -1,0 +1,207 @@
+"""The nine methods for a stack of models, each with its own lr and eps: the functions of optim/rules.py, with columns.
+
+The parameters of all members lie side by side, a row for each member, so that a step is a few operations on one large
+tensor, whatever the model. Every number of :mod:`avagrad.lab.methods` means here what it means to the classes there.
+"""
+
+from __future__ import annotations  # a compiler need not work them out inside of a step
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.func import vmap
+
+from avagrad.lab.config import Config, optimizer_arguments
+from avagrad.lab.methods import method
+from avagrad.optim.adabound import AdaBound
+from avagrad.optim.adashift import AdaShift
+from avagrad.optim.rules import Scalar, adabound_step, adam_step, adashift_step, delayed_step, rates, scale, sgd_step
+
+__all__ = ["Layout", "StackedOptimizer"]
+
+Blocks = list[Tensor]  # each (members, numbers)
+_OF_MEMBERS = ("lr", "base_lr", "eps", "weight_decay")  # which may differ from member to member
+# How a class computes what it computes; the ensemble has its own ways.
+_PATHS = ("foreach", "fused", "capturable", "differentiable", "rounding", "rounding_seed")
+
+
+class Layout:
+    """Where the parameters of a model lie in blocks of rows: all in one, or each tensor in a block of its own.
+
+    >>> layout = Layout({"a": torch.ones(2, 2), "b": torch.zeros(1)})
+    >>> blocks = layout.rows({"a": torch.ones(3, 2, 2), "b": torch.zeros(3, 1)})
+    >>> [tuple(block.shape) for block in blocks], layout.views(blocks)["a"].shape
+    ([(3, 5)], torch.Size([3, 2, 2]))
+    """
+
+    def __init__(self, like: Mapping[str, Tensor], *, apart: bool = False) -> None:
+        self.shapes = {name: tensor.shape for name, tensor in like.items()}
+        self.blocks = [[name] for name in like] if apart else [list(like)]
+        self.numbers = sum(shape.numel() for shape in self.shapes.values())
+
+    def views(self, blocks: Blocks) -> dict[str, Tensor]:
+        """Return each parameter, (members, *its shape), as a part of the blocks."""
+        views: dict[str, Tensor] = {}
+        for names, block in zip(self.blocks, blocks, strict=True):
+            parts = torch.split_with_sizes(block, [self.shapes[name].numel() for name in names], 1)
+            views |= {name: part.view(-1, *self.shapes[name]) for name, part in zip(names, parts, strict=True)}
+        return views
+
+    def rows(self, tensors: Mapping[str, Tensor]) -> Blocks:
+        """Return blocks that hold copies of these tensors, each (members, *a parameter's shape)."""
+        flat = {name: tensor.reshape(len(tensor), -1) for name, tensor in tensors.items()}
+        return [torch.cat([flat[name] for name in names], 1) for names in self.blocks]
+
+
+class StackedOptimizer:
+    """One method, with the settings of each member; it keeps no state, so that a compiler or a graph can hold a step.
+
+    >>> from avagrad.lab.config import configure
+    >>> optimizer = StackedOptimizer([configure("digits", "sgd", lr=lr) for lr in (0.1, 0.2)], torch.float64, "cpu")
+    >>> w, g = [torch.ones(2, 3).double()], [torch.ones(2, 3).double()]
+    >>> w, state = optimizer.step(w, g, optimizer.start(w), 1, optimizer.lr_at(0))
+    >>> w[0][:, 0]
+    tensor([0.9000, 0.7999], dtype=torch.float64)
+    """
+
+    def __init__(self, configs: Sequence[Config], dtype: torch.dtype, device: str) -> None:
+        record = method(configs[0].optimizer)
+        self.configs, self.dtype, self.device = configs, dtype, device
+        # The classes themselves say what the numbers are, and refuse what is wrong.
+        groups = [record.build([torch.zeros(1)], optimizer_arguments(config)).param_groups[0] for config in configs]
+        self.hyper: dict[str, Any] = {k: value for k, value in groups[0].items() if k not in ("params", *_PATHS)}
+        for group in groups:
+            for name, value in self.hyper.items():
+                if name not in _OF_MEMBERS and group[name] != value:
+                    raise ValueError(
+                        f"{name} is {value!r} in one member and {group[name]!r} in another, but is shared."
+                    )
+        if self.hyper.get("dampening"):
+            raise ValueError(f"dampening is {self.hyper['dampening']!r}, but must be 0 in an ensemble.")
+        self.columns = {"base_lr": self._column([config.lr for config in configs])}
+        if record.has_eps:
+            self.columns["eps"] = self._column([group["eps"] for group in groups])
+        if len({group["weight_decay"] for group in groups}) > 1:  # else a plain number, which may be 0 and cost nothing
+            self.columns["weight_decay"] = self._column([group["weight_decay"] for group in groups])
+        self.clip = configs[0].clip
+        self.kind = record.make
+        self.is_adam = issubclass(record.make, torch.optim.Adam)
+        self.normalised = "norm" in self.hyper
+
+    @property
+    def apart(self) -> bool:
+        """Whether each tensor wants a block of its own: AdaShift shares one second moment in each."""
+        return self.kind is AdaShift
+
+    def _column(self, values: Sequence[float]) -> Tensor:
+        return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
+
+    def lr_at(self, epoch: int) -> Tensor:
+        """Return the members' learning rates in an epoch, as a column."""
+        return self._column([config.lr_at(epoch) for config in self.configs])
+
+    def start(self, w: Blocks) -> list[Blocks]:
+        """Return the state before the first step: for each block some tensors."""
+        if self.kind is torch.optim.SGD:
+            count = 1
+        elif self.kind is AdaShift:
+            count = self.hyper["keep"]
+        else:
+            count = 3 if self.hyper.get("amsgrad") or self.hyper.get("amsbound") else 2
+        state = [[torch.zeros_like(block) for _ in range(count)] for block in w]
+        if self.kind is AdaShift:
+            shared = self.hyper["reduce"] == "max"
+            for block, kept in zip(w, state, strict=True):
+                kept.insert(0, torch.zeros_like(block[:, 0] if shared else block))
+        return state
+
+    def step(
+        self, w: Blocks, g: Blocks, state: list[Blocks], t: Scalar, lr: Tensor, rows: slice = slice(None)
+    ) -> tuple[Blocks, list[Blocks]]:
+        """Return parameters and state after the ``t``-th step; with ``rows``, of these members alone.
+
+        A member's row is never mixed with another's.
+        """
+        if rows != slice(None):
+            w, g, state = _cut(w, rows), _cut(g, rows), [_cut(kept, rows) for kept in state]
+        if self.clip is not None:
+            g = _clipped(g, self.clip)
+        columns = {name: column[rows] for name, column in (self.columns | {"lr": lr}).items()}
+        move = self._mover(state, t, self.hyper | columns)
+        moved = [move(*block) for block in zip(w, g, state, strict=True)]
+        return [new for new, _ in moved], [kept for _, kept in moved]
+
+    def _mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any]) -> Any:
+        """Return the function that moves one block: parameters, gradients and state."""
+        common = {name: hyper[name] for name in ("lr", "weight_decay", "maximize")}
+        if self.kind is torch.optim.SGD:
+            common |= {name: hyper[name] for name in ("momentum", "nesterov")}
+
+            def sgd(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+                w, buffer = sgd_step(w, g, kept[0], t, **common)
+                return w, [buffer]
+
+            return sgd
+        common |= {"beta1": hyper["betas"][0], "beta2": hyper["betas"][1]}
+        if self.is_adam or self.kind is AdaBound:
+            common["eps"] = hyper["eps"]
+            if self.is_adam:
+                common["decoupled"] = hyper["decoupled_weight_decay"]
+            else:
+                common |= {name: hyper[name] for name in ("base_lr", "final_lr", "gamma")}
+            rule: Any = adam_step if self.is_adam else adabound_step
+
+            def adam(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+                largest = kept[2] if len(kept) == 3 else None
+                w, *new = rule(w, g, kept[0], kept[1], largest, t, **common)
+                return w, new[: len(kept)]
+
+            return adam
+        if self.kind is AdaShift:
+            fixed = {name: common.pop(name) for name in ("beta1", "beta2", "maximize")} | {"reduce": hyper["reduce"]}
+            own = common | {"eps": hyper["eps"]}
+            own = {name: x[:, 0] if isinstance(x, Tensor) else x for name, x in own.items()}
+            axes = {name: 0 if isinstance(x, Tensor) else None for name, x in own.items()}
+
+            def one(w: Tensor, g: Tensor, kept: Blocks, own: dict[str, Any]) -> tuple[Tensor, Blocks]:
+                w, ring, v = adashift_step(w, g, kept[1:], kept[0], t, **own, **fixed)
+                return w, [v, *ring]
+
+            each = vmap(one, in_dims=(0, 0, 0, axes))
+            return lambda w, g, kept: each(w, g, kept, own)
+        forms = {name: hyper[name] for name in ("bias_correction", "active_only")}
+        etas = [rates(kept[1], t - 1, beta2=common["beta2"], eps=hyper["eps"], **forms) for kept in state]
+        gamma = self._gamma(etas, state) if self.normalised else 1.0
+        common |= {"decoupled": hyper["decoupled_weight_decay"], **forms}
+        remaining = iter(etas)
+
+        def delayed(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+            w, m, v = delayed_step(w, g, kept[0], kept[1], t, next(remaining), gamma, **common)
+            return w, [m, v]
+
+        return delayed
+
+    def _gamma(self, etas: Blocks, state: list[Blocks]) -> Tensor:
+        """Return the members' gamma, as a column: each has a norm of its own."""
+        norm = self.hyper["norm"]
+        sums = [(eta * eta if norm == 2 else eta).sum(1, keepdim=True) for eta in etas]
+        d: Scalar = sum(eta.shape[1] for eta in etas)
+        if self.hyper["active_only"]:
+            counts = [(kept[1] != 0).sum(1, keepdim=True) for kept in state]
+            d = torch.stack(counts).sum(0).double()
+        total = torch.stack(sums).sum(0, dtype=torch.float64)
+        return scale(total, d, norm=norm).to(self.dtype)
+
+
+def _clipped(g: Blocks, most: float) -> Blocks:
+    """Shrink the gradients of each member whose norm is above a bound, as torch.nn.utils.clip_grad_norm_ does."""
+    norms = torch.cat([torch.linalg.vector_norm(block, dim=1, keepdim=True) for block in g], 1)
+    total = torch.linalg.vector_norm(norms, dim=1, keepdim=True) if len(g) > 1 else norms
+    factor = (most / (total + 1e-6)).clamp(max=1.0)
+    return [block * factor for block in g]
+
+
+def _cut(blocks: Blocks, rows: slice) -> Blocks:
+    return [block[rows] for block in blocks]
