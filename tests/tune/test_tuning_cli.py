@@ -138,3 +138,20 @@ def test_the_example(tmp_path: Path) -> None:
     assert found
     assert float(found[3]) < 5
     assert int(found[4]) <= 27
+
+
+def test_a_sweep_by_an_ensemble_is_the_sweep_by_runs(tmp_path: Path) -> None:
+    typed = ("sweep", "digits", "--optimizer", "adam", "--lr", "1e-3,1e-2,1e30", "--eps", "1e-8,1e-2", "--epochs", "2")
+    found = {}
+    for engine in ("runs", "ensemble"):
+        avagrad(*typed, "--method", "grid", "--engine", engine, "--out", engine, cwd=tmp_path)
+        avagrad("study", "export", f"{engine}/study.journal", f"{engine}.jsonl", cwd=tmp_path)
+        lines = (tmp_path / f"{engine}.jsonl").read_text().splitlines()
+        found[engine] = {(line["lr"], line["eps"]): line for line in map(json.loads, lines)}
+    assert found["runs"].keys() == found["ensemble"].keys()
+    for cell, line in found["runs"].items():
+        other = found["ensemble"][cell]
+        assert line.get("diverged_at") == other.get("diverged_at")
+        assert line["value"] == pytest.approx(other["value"], abs=0.7)  # two images of 297
+    done = command("-m", "avagrad", *typed, "--engine", "ensemble", "--workers", "2", "--out", "x", cwd=tmp_path)
+    assert "engine is 'ensemble' with workers, ray, timeout or pruner" in done.stderr
