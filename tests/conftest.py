@@ -1,6 +1,7 @@
 """What every test starts from: one thread, and `gpu` tests only where there is a GPU."""
 
 import os
+import signal
 
 import pytest
 import torch
@@ -10,6 +11,8 @@ if not torch.cuda.is_available():
 
 from hypothesis import settings
 
+# A shell that starts the tests in the background has them ignore Ctrl-C, and whatever they start too.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 torch.set_num_threads(1)
 settings.register_profile("avagrad", deadline=None, derandomize=True, max_examples=40)
 settings.load_profile("avagrad")
