@@ -31,10 +31,9 @@ class Bar:
     def __init__(self, console: Console, unit: str = "steps") -> None:
         self.console = console
         # Steps are many and quick; whatever else is counted is few and slow, and says so itself.
-        quick = [TextColumn("{task.percentage:>3.0f} %"), _Rate(unit), TimeElapsedColumn()] if unit else []
+        quick = [BarColumn(), TextColumn("{task.percentage:>3.0f} %"), _Rate(unit), TimeElapsedColumn()] if unit else []
         self.bar = Progress(
             TextColumn("{task.description}"),
-            BarColumn(bar_width=40 if unit else 12),
             *quick,
             TextColumn("left:"),
             TimeRemainingColumn(),

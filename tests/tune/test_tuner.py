@@ -681,5 +681,5 @@ def test_no_result_is_a_result_too(tmp_path: Path) -> None:
     result = tune(lambda trial: math.nan, lr=[1, 2], storage=tmp_path / "a.journal")
     assert isinstance(result, Result)
     assert result.best is None
-    assert result.told() == "No point has given a finite value."
+    assert result.told() == "No point has given a finite value: every point of the line over lr diverged or failed."
     assert [record.value for record in result.trials] == [math.inf] * 2

@@ -3,8 +3,10 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -50,9 +52,10 @@ SEARCH = ("tune", "mine:objective", "--lr", "1e-3:1e3:7", "--eps", "1e-4:1:5", "
 def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
     assert told.startswith("Best: lr 1, eps 0.01, with 0, after 15 trials. No neighbour of lr 1, eps 0.01 is better")
-    assert avagrad(*SEARCH, cwd=project) == told  # done already
+    again = avagrad(*SEARCH, cwd=project)
+    assert again == told.replace("after 15 trials.", "after 15 trials (15 were there already).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)
-    assert "after 35 trials" in whole
+    assert "after 35 trials (15 were there already)." in whole
     assert "The best lr does not move over eps" in whole
     shown = avagrad("study", "show", "a/mine.journal", cwd=project)
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
@@ -155,3 +158,17 @@ def test_a_sweep_by_an_ensemble_is_the_sweep_by_runs(tmp_path: Path) -> None:
         assert line["value"] == pytest.approx(other["value"], abs=0.7)  # two images of 297
     done = command("-m", "avagrad", *typed, "--engine", "ensemble", "--workers", "2", "--out", "x", cwd=tmp_path)
     assert "engine is 'ensemble' with workers, ray, timeout or pruner" in done.stderr
+
+
+def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
+    (project / "slow.py").write_text("import time\n\ndef objective(trial):\n    time.sleep(0.2)\n    return trial.lr\n")
+    typed = [sys.executable, "-m", "avagrad", "tune", "slow:objective", "--lr", "1:100:100", "--storage", "s.journal"]
+    run = subprocess.Popen(typed, cwd=project, stderr=subprocess.PIPE, text=True)
+    journal = project / "s.journal"
+    while not (journal.exists() and journal.read_text().count('"seconds"') > 1):
+        assert run.poll() is None
+        time.sleep(0.05)
+    run.send_signal(signal.SIGINT)
+    _, said = run.communicate(timeout=60)
+    assert run.returncode == 130
+    assert re.fullmatch(r"stopped: \d+ finished points are kept in .*s.journal; the same command goes on.\n", said)

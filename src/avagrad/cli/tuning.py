@@ -5,7 +5,8 @@ import json
 import os
 import sys
 import time
-from contextlib import ExitStack
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -18,9 +19,9 @@ from avagrad.tune.search import METHODS, plan, scores
 from avagrad.tune.separability import separability
 from avagrad.tune.space import Axis, Space, axis
 from avagrad.tune.storage import described, open_storage
-from avagrad.tune.study import DIRECTIONS, PRUNERS, Study
+from avagrad.tune.study import DIRECTIONS, GIVEN_BACK, PRUNERS, Study
 from avagrad.tune.trial import Objective
-from avagrad.tune.tuner import Progress, Result, tune
+from avagrad.tune.tuner import Progress, Result, Stopped, tune
 
 __all__ = ["add_to"]
 
@@ -31,11 +32,14 @@ Method = Annotated[str, typer.Option(help=f"one of {', '.join(METHODS)}")]
 Storage = Annotated[
     str | None, typer.Option(help="a file, or a database's URL; in runs/ by default", show_default=False)
 ]
-Workers = Annotated[int | None, typer.Option(help="processes; 0 is this one; one for each slot of a GPU by default")]
+Workers = Annotated[int | None, typer.Option(help="processes; 0 is this one")]
 Seeds = Annotated[int, typer.Option(help="how many seeds each point is run with")]
 StartLr = Annotated[float | None, typer.Option(help="where cross draws its line over eps", show_default=False)]
 StartEps = Annotated[float | None, typer.Option(help="where the first line over lr is drawn", show_default=False)]
-Timeout = Annotated[float | None, typer.Option(help="seconds after which a trial is killed", show_default=False)]
+Timeout = Annotated[
+    float | None,
+    typer.Option(help="seconds after which a trial is killed; needs --workers", show_default=False),
+]
 Retries = Annotated[int, typer.Option(help="how often a failed point is run again")]
 Margin = Annotated[float, typer.Option(help="by how much a neighbour must be better for the search to move there")]
 Pruner = Annotated[str | None, typer.Option(help=f"one of {', '.join(PRUNERS)}", show_default=False)]
@@ -44,7 +48,7 @@ Ray = Annotated[str | None, typer.Option(help="the address of a Ray cluster to w
 Name = Annotated[str | None, typer.Option(help="of the study; a database may hold many", show_default=False)]
 DryRun = Annotated[bool, typer.Option("--dry-run", help="say what would be run, and run nothing")]
 Lr = Annotated[str | None, typer.Option("--lr", help="1e-4:1e3:15, paper, or 0.1,1,10", show_default=False)]
-Eps = Annotated[str | None, typer.Option("--eps", help="1e-8:100:11, paper, or 0.1,1,10", show_default=False)]
+Eps = Annotated[str | None, typer.Option("--eps", help="1e-8:1e2:11, paper, or 0.1,1,10", show_default=False)]
 
 
 def tune_command(
@@ -82,7 +86,7 @@ def tune_command(
     if dry_run:
         _say_what_would_run(axes, search)
         return
-    with _Shown() as shown:
+    with _told_when_stopped(), _Shown() as shown:
         result = tune(function, **axes, direction=direction, storage=storage, watcher=shown, **search)  # type: ignore[arg-type]
     _say(result)
 
@@ -136,7 +140,7 @@ def sweep_command(
     given = {key: context.params[key] for key in ("optimizer", "preset", "data", "epochs", "weight_decay", "device")}
     if milestones is not None:
         given["milestones"] = milestones
-    with ExitStack() as stack:
+    with _told_when_stopped(), ExitStack() as stack:
         if engine == "ensemble":
             from avagrad.cli.lab import RunBar
 
@@ -206,13 +210,15 @@ def show(
         f"{len(seen.records)} finished ({diverged} diverged), {len(seen.held)} under way, {len(seen.waiting)} waiting"
     )
     for key, reasons in seen.failures.items():
-        if key not in {record.point.key for record in seen.records}:
+        # What was given back, as its worker was stopped, will be run again.
+        if key not in {record.point.key for record in seen.records} and not reasons[-1].startswith(GIVEN_BACK):
             typer.echo(f"failed: {key}: {reasons[-1]}")
     known = scores(seen.records, direction=study.direction)
     sign = 1 if study.direction == "minimize" else -1
     ranked = sorted(known, key=lambda cell: known[cell].rank)
     for cell in ranked[:5]:
-        typer.echo(f"{sign * known[cell].loss:<12.6g} {cell}")
+        shown = "diverged" if known[cell].failed else f"{sign * known[cell].loss:.6g}"
+        typer.echo(f"{shown:<12} {cell}")
     values = [sorted({value for cell in known if (value := cell[i]) is not None}) for i in (0, 1)]
     if min(map(len, values)) > 1:
         space = Space(axis(values[0], "lr"), axis(values[1], "eps"))
@@ -229,10 +235,20 @@ def _opened(storage: str, name: str | None) -> Study:
     return Study(storage, name, create=False)
 
 
+@contextmanager
+def _told_when_stopped() -> Iterator[None]:
+    """Say how to go on after Ctrl-C, which typer would end without a word."""
+    try:
+        yield
+    except Stopped as stopped:
+        typer.echo(str(stopped), err=True)
+        raise typer.Exit(130) from None
+
+
 def _imported(text: str) -> Objective:
     module, colon, function = text.partition(":")
     if not colon or not module or not function or module.endswith(".py"):
-        raise ValueError(f"objective is {text!r}, but must be module:function, such as train:objective.")
+        raise ValueError(f"objective is {text!r}, but must be module:function, such as train:objective, without .py.")
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as python -m does
     try:

@@ -147,7 +147,8 @@ class Study:
             raise StorageError(f"{where} {_these(known)}, and not {self.name!r}.")
         if known and not is_url(self.place):
             raise StorageError(
-                f"{where} {_these(known)}, and not {self.name!r}: name another storage, or the study that is there."
+                f"{where} {_these(known)}, and not {self.name!r}: name another storage, or the study that is there "
+                f"(name={known[0]!r}, --name {known[0]})."
             )
 
     def _check_what_it_holds(self, direction: str | None, about: dict[str, Any]) -> None:

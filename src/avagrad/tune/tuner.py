@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
 from typing import Any, Literal
@@ -134,13 +134,18 @@ class Result:
     failed: dict[str, str]
     path: tuple[Cell, ...]
     at_ends: tuple[str, ...] = ()  # the axes at an end of which the pick is
+    new: int | None = field(default=None, compare=False)  # how many of the trials were run in this call
+    stage: str = ""  # how the search ended
 
     def told(self) -> str:
         """Say in a few sentences what was found."""
         if self.best is None:
-            return "No point has given a finite value."
+            return f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
         cell, count = Cell(self.best.lr, self.best.eps), len(self.trials)
-        parts = [f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}."]
+        before = f" ({count - self.new} were there already)" if self.new is not None and self.new < count else ""
+        parts = [
+            f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}{before}."
+        ]
         if self.separability is not None:
             parts.append(self.separability.told())
         if self.at_ends:
@@ -347,6 +352,7 @@ class _Search:
     def _run(self, watcher: Callable[[Progress], object]) -> Result:
         self.seen = self.study.look()
         self.before = {key: len(reasons) for key, reasons in self.seen.failures.items()}
+        self.there = {record.point.key for record in self.seen.records}
         now = self._plan()
         self.study.withdraw({point.key for point in self._wanted(now)})
         try:
@@ -471,7 +477,8 @@ class _Search:
         # The study may hold more than this search has asked for.
         asked = set(replay(self.method, self.space, known, start=self.start, margin=self.margin).order)
         trials = tuple(record for record in self._records() if record.point.cell in asked)
-        return Result(best, trials, found, failed, now.path, self._at_ends(now.pick))
+        new = sum(record.point.key not in self.there for record in trials)
+        return Result(best, trials, found, failed, now.path, self._at_ends(now.pick), new, now.stage)
 
     def _at_ends(self, cell: Cell | None) -> tuple[str, ...]:
         """Return the axes at an end of which the pick is: it may be better still beyond."""
