@@ -1,4 +1,4 @@
-"""Who evaluates points: this process, processes on this machine, or a Ray cluster.
+"""Who evaluates points: this process, one after the other or all at once; processes on this machine; a Ray cluster.
 
 All of them do the same: take a point from the study, run the objective, record what comes out, take the next. Nobody
 hands points out, so any number of machines can join. Whoever started a worker looks after it: it is replaced when it
