@@ -5,11 +5,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from avagrad.tune.records import Record
-from avagrad.tune.search import replay, scores
+from avagrad.tune.search import plan, replay, scores
 from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import Cell, Space, axis
 
-__all__ = ["HeatMap", "heat_map", "shades", "space_of", "ticks"]
+__all__ = ["HeatMap", "heat_map", "shades", "short_value", "space_of", "text_colour", "ticks"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,39 @@ class HeatMap:
     def finite(self) -> list[float]:
         """The values that are numbers, in no order."""
         return [value for row in self.values for value in row if value is not None and math.isfinite(value)]
+
+    def told(self) -> str:
+        """Return what the map says in a few sentences.
+
+        >>> HeatMap("Adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).told()
+        'Adam: 1 of 2 cells was run. The best is lr 0.1, eps 1e-08: 0.5.'
+        """
+        if self.separability is not None:
+            return f"{self.title}: {self.separability.told()}"
+        cells = len(self.lr) * len(self.eps)
+        run = sum(value is not None for row in self.values for value in row)
+        told = f"{self.title}: {run} of {cells} cells {'was' if run == 1 else 'were'} run."
+        if self.best is None:
+            return f"{told} All of them diverged."
+        row, column = self.best
+        return f"{told} The best is {Cell(self.lr[row], self.eps[column])}: {self.values[row][column]:.4g}."
+
+    def hover(self, number: int, measure: str) -> dict[str, str]:
+        r"""Return what each cell holds, by the id that it has in a drawing whose map of that number this is.
+
+        >>> HeatMap("Adam", (0.1,), (1e-8,), ((0.5,),), (0,), (0, 0), (), None).hover(0, "error, %")
+        {'cell-0-0-0': 'Adam\nlr 0.1, eps 1e-08\nerror, %: 0.5, the best'}
+        """
+        found = {}
+        for row, lr in enumerate(self.lr):
+            for column, eps in enumerate(self.eps):
+                value = self.values[row][column]
+                if value is None:
+                    continue
+                best = ", the best" if (row, column) == self.best else ""
+                told = f"{measure}: {value:.5g}{best}" if math.isfinite(value) else "diverged"
+                found[f"cell-{number}-{row}-{column}"] = f"{self.title}\n{Cell(lr, eps)}\n{told}"
+        return found
 
 
 def space_of(records: Sequence[Record]) -> Space:
@@ -80,6 +113,9 @@ def heat_map(title: str, records: Sequence[Record], *, direction: str = "minimiz
         best = found.best
     else:
         ridge = tuple(_lowest([known.get(Cell(lr, eps)) for lr in lrs]) for eps in epses)
+        search = plan("separable", space, known, start=space.start())
+        if search.done:  # this is what was run, and no more is needed
+            path = tuple(space.indices(cell) for cell in search.path)
     place = None if best is None or known[best].failed else space.indices(best)
     return HeatMap(title, lrs, epses, values, ridge, place, path, found)
 
@@ -110,6 +146,27 @@ def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[f
     return {value: middle / last if last else 0.0 for value, middle in middles.items()}
 
 
+def short_value(value: float) -> str:
+    """Return a value in the few characters that a cell has room for.
+
+    >>> [short_value(value) for value in (0.123, 2.18, 35.14, 5893.0, 1e6, -2.2e9)]
+    ['.12', '2.2', '35', '5893', '1e6', '-2e9']
+    """
+    size = abs(value)
+    if 0 < size < 1:
+        return f"{value:.2f}".replace("0.", ".", 1)
+    return f"{value:.1f}" if size < 10 else f"{value:.0f}" if size < 1e4 else _short(value, 1)
+
+
+def text_colour(shade: float) -> str:
+    """Return black or white, whichever is read better on a shade.
+
+    >>> text_colour(0.0), text_colour(1.0)
+    ('black', 'white')
+    """
+    return "white" if shade > 0.5 else "black"
+
+
 def ticks(values: Sequence[float], most: int = 11) -> list[tuple[int, str]]:
     """Return where an axis has its labels, and what they say: powers of ten where there are any, else every so many.
 
@@ -124,7 +181,7 @@ def ticks(values: Sequence[float], most: int = 11) -> list[tuple[int, str]]:
     return [(i, _short(values[i])) for i in places[::step]]
 
 
-def _short(value: float) -> str:
-    text = f"{value:.3g}"
+def _short(value: float, digits: int = 3) -> str:
+    text = f"{value:.{digits}g}"
     mantissa, e, exponent = text.partition("e")
     return f"{mantissa}e{int(exponent)}" if e else text

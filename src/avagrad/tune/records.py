@@ -89,8 +89,12 @@ class Record:
         return Point(self.lr, self.eps, self.seed)
 
 
-def read_records(path: str | os.PathLike[str], *, direction: str = "minimize") -> list[Record]:
+def read_records(
+    path: str | os.PathLike[str], *, direction: str = "minimize", bad: list[str] | None = None
+) -> list[Record]:
     r"""Return the records of a file, in its order; empty lines do not count, and unknown keys become facts.
+
+    A line that is wrong is refused; with ``bad`` it is left out, and why is added there.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -102,23 +106,31 @@ def read_records(path: str | os.PathLike[str], *, direction: str = "minimize") -
     diverged = worst(direction)
     found: dict[Point, tuple[int, Record]] = {}
     *lines, rest = Path(path).read_bytes().split(b"\n")
+
+    def refuse(at: int, why: str) -> None:
+        if bad is None:
+            raise ValueError(f"{path}, line {at}: {why}")
+        bad.append(f"line {at}: {why}")
+
     for at, line in enumerate(lines, 1):
         if not line.strip():
             continue
         try:
             record = _record(json.loads(line.decode()), diverged)
         except (TypeError, ValueError, RecursionError) as error:
-            raise ValueError(f"{path}, line {at}: {str(error).rstrip('.')}.") from None
+            refuse(at, f"{str(error).rstrip('.')}.")
+            continue
         earlier, _ = found.setdefault(record.point, (at, record))
         if earlier != at:
-            raise ValueError(
-                f"{path}, line {at}: there is a record for {record.point.key} on line {earlier} already, but"
-                " there must be one for each point."
+            refuse(
+                at,
+                f"there is a record for {record.point.key} on line {earlier} already, but there must be one for each"
+                " point.",
             )
     if rest.strip():
-        raise ValueError(
-            f"{path}, line {len(lines) + 1}: the last line does not end with a line break, so it is half-written,"
-            " and must be completed or deleted."
+        refuse(
+            len(lines) + 1,
+            "the last line does not end with a line break, so it is half-written, and must be completed or deleted.",
         )
     return [record for _, record in found.values()]
 

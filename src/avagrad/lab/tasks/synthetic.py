@@ -159,8 +159,13 @@ class Curve:
         )
         return torch.where(moved, bound, torch.inf)
 
-    def rows(self, quantiles: Sequence[float] = (0.1, 0.5, 0.9)) -> list[dict[str, Any]]:
+    def rows(
+        self, quantiles: Sequence[float] = (0.1, 0.5, 0.9), settings: Settings | None = None
+    ) -> list[dict[str, Any]]:
         """Return a row per recorded step, ready for JSON: for each quantity its mean and quantiles over replicas.
+
+        With the ``settings`` of the run there is Theorem 2's ``bound`` too, where the method has one. What is infinite
+        is None, as JSON has no infinity.
 
         >>> run(Settings(steps=1, replicas=2, compile=False), ("sgd",))["sgd"].rows(quantiles=(0.5,))
         [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q50': 0.50001}, ...}]
@@ -169,6 +174,9 @@ class Curve:
             _require("a quantile", q, lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1")
         names = ("w", "mean_w", "mean_squared_gradient", *_BOUND)
         kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
+        bound = None if settings is None else self.bound(settings)
+        if bound is not None:
+            kept["bound"] = bound
         told = {name: _told(x, quantiles) for name, x in kept.items()}
         return [
             {"method": self.method, "step": step, "replicas": self.w.shape[1]}
@@ -177,11 +185,13 @@ class Curve:
         ]
 
 
-def _told(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float]]:
-    columns = {"mean": x.mean(1).tolist()}
+def _told(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | None]]:
+    columns = {"mean": x.mean(1)}
     for q in quantiles:
-        columns[f"q{100 * q:g}"] = torch.quantile(x, q, dim=1).tolist()
-    return columns
+        columns[f"q{100 * q:g}"] = torch.quantile(x, q, dim=1)
+    return {
+        name: [value if math.isfinite(value) else None for value in column.tolist()] for name, column in columns.items()
+    }
 
 
 # --- the run -------------------------------------------------------------------------------------

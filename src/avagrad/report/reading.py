@@ -1,0 +1,470 @@
+"""What a folder holds: runs, records of sweeps over lr and eps, the synthetic problem, step times.
+
+Whatever cannot be read is named among the problems, and never stops anything. Nothing is written.
+"""
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from avagrad.lab.folder import CONFIG, METRICS, RESULT
+from avagrad.lab.methods import METHODS
+from avagrad.lab.tasks import TASKS, task_class
+from avagrad.tune.records import Record, read_records
+
+__all__ = [
+    "Collection",
+    "Problem",
+    "Run",
+    "StepTimes",
+    "Sweep",
+    "Synthetic",
+    "collect",
+    "method_title",
+    "protocol",
+    "protocol_title",
+    "thinned_lines",
+]
+
+OUTPUT = "report-files"  # beside the page, and never read
+_ROWS = 2000  # of a file of metrics that are kept, evenly spaced
+_CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
+_STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
+_PROTOCOL = ("task", "epochs", "milestones", "factor", "clip", "task_options")
+_ALL = 10**9
+_NAMED = 5  # bad lines of a file that are named one by one
+# What a method does by default says nothing about it.
+_USUAL = {"betas", "momentum"}
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A file that could not be read, or a part of it, and why.
+
+    >>> str(Problem("a/config.json", "it is empty"))
+    'a/config.json: it is empty'
+    """
+
+    place: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.place}: {self.why}"
+
+
+@dataclass(frozen=True)
+class Run:
+    """A training run; ``rows`` are its metrics, every ``every``-th of them. Without a result it is unfinished.
+
+    >>> run = Run("a", {"task": "digits", "optimizer": "adam", "lr": 0.1, "eps": 1e-8, "seed": 3}, {}, (), 1, None)
+    >>> run.title, run.seed, run.status, run.test
+    ('Adam', 3, 'unfinished', None)
+    """
+
+    place: str
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]  # versions, commit, machine
+    rows: tuple[Mapping[str, Any], ...]
+    every: int
+    result: Mapping[str, Any] | None
+
+    @property
+    def task(self) -> str:
+        """The task's name."""
+        return str(self.config.get("task", ""))
+
+    @property
+    def optimizer(self) -> str:
+        """The method's name."""
+        return str(self.config.get("optimizer", ""))
+
+    @property
+    def title(self) -> str:
+        """The method's title, with the options that it does not usually have."""
+        return method_title(self.config)
+
+    @property
+    def seed(self) -> int:
+        """The seed."""
+        seed = self.config.get("seed")
+        return seed if isinstance(seed, int) else 0
+
+    @property
+    def status(self) -> str:
+        """One of "finished", "diverged" and "unfinished"."""
+        return "unfinished" if self.result is None else str(self.result.get("status"))
+
+    @property
+    def validation(self) -> float | None:
+        """The validation error at the end."""
+        return _number_in(self.result, "validation", "error")
+
+    @property
+    def test(self) -> float | None:
+        """The test error at the end."""
+        return _number_in(self.result, "test", "error")
+
+
+@dataclass(frozen=True)
+class Sweep:
+    """Records over lr and eps that belong together, whoever made them; ``config`` is what is known of their settings.
+
+    >>> sweep = Sweep("a.jsonl", "a", (Record(0.1, 1e-8, value=3, seconds=2.0),), {"task": "digits"}, {}, "minimize")
+    >>> sweep.title, sweep.measure, sweep.seconds
+    ('a', 'validation error, %', 2.0)
+    """
+
+    place: str
+    name: str
+    records: tuple[Record, ...]
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    direction: str
+
+    @property
+    def task(self) -> str:
+        """The task's name, empty where it is not known."""
+        return str(self.config.get("task", ""))
+
+    @property
+    def title(self) -> str:
+        """The method's title where it is known, else the name."""
+        return method_title(self.config) or self.name
+
+    @property
+    def measure(self) -> str:
+        """What the values are."""
+        if self.task in TASKS:
+            unit = task_class(self.task).unit
+            return f"validation error, {unit}" if unit == "%" else f"validation, {task_class(self.task).measure}"
+        return "value"
+
+    @property
+    def seconds(self) -> float | None:
+        """What all of them cost together, as far as the records tell."""
+        known = [record.seconds for record in self.records if record.seconds is not None]
+        return sum(known) if known else None
+
+
+@dataclass(frozen=True)
+class Synthetic:
+    """A run of the problem of Theorem 1: its rows are those of :meth:`avagrad.lab.tasks.synthetic.Curve.rows`.
+
+    >>> Synthetic("a", {}, {}, ({"w1": 0.0, "method": "adam", "step": 1},)).rows[0]["method"]
+    'adam'
+    """
+
+    place: str
+    config: Mapping[str, Any]
+    about: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class StepTimes:
+    """What ``avagrad bench step --json`` wrote.
+
+    >>> StepTimes("a.json", {"device": "CPU"}, ()).about["device"]
+    'CPU'
+    """
+
+    place: str
+    about: Mapping[str, Any]
+    rows: tuple[Mapping[str, Any], ...]
+
+
+@dataclass(frozen=True)
+class Collection:
+    """All that a folder holds.
+
+    >>> Collection("runs").is_empty
+    True
+    """
+
+    folder: str
+    runs: tuple[Run, ...] = ()
+    sweeps: tuple[Sweep, ...] = ()
+    synthetics: tuple[Synthetic, ...] = ()
+    step_times: tuple[StepTimes, ...] = ()
+    problems: tuple[Problem, ...] = field(default=())
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to show."""
+        return not (self.runs or self.sweeps or self.synthetics or self.step_times)
+
+    def told(self) -> str:
+        """Return how much there is of each kind.
+
+        >>> Collection("runs", problems=(Problem("a", "is empty"),)).told()
+        '1 thing that could not be read'
+        """
+        counts = [
+            (len(self.runs), "run", "runs"),
+            (len(self.sweeps), "sweep over lr and eps", "sweeps over lr and eps"),
+            (len(self.synthetics), "run of the synthetic problem", "runs of the synthetic problem"),
+            (len(self.step_times), "table of step times", "tables of step times"),
+            (len(self.problems), "thing that could not be read", "things that could not be read"),
+        ]
+        return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n) or "nothing"
+
+
+def method_title(config: Mapping[str, Any]) -> str:
+    """Return a method's title with the options that it does not usually have; empty where no method is named.
+
+    >>> method_title({"optimizer": "avagrad", "optimizer_options": {"active_only": True, "norm": 1}})
+    'AvaGrad, active_only, norm=1'
+    >>> method_title({"optimizer": "lion"}), method_title({})
+    ('lion', '')
+    """
+    name = str(config.get("optimizer") or "")
+    title = METHODS[name].title if name in METHODS else name
+    usual = {key: value.value for key, value in METHODS[name].defaults.items()} if name in METHODS else {}
+    options = config.get("optimizer_options")
+    told = [
+        key if value is True else f"{key}={value}"
+        for key, value in sorted(options.items() if isinstance(options, Mapping) else ())
+        if key not in _USUAL and usual.get(key) != value
+    ]
+    return ", ".join([title, *told]) if title else ""
+
+
+def protocol(config: Mapping[str, Any], place: str = "") -> str:
+    """Return a key that runs share whose errors can be compared: the same task, model, data and length.
+
+    Where no task is known, those that lie in the same folder share one.
+
+    >>> protocol({"task": "digits", "lr": 1}) == protocol({"task": "digits", "lr": 2, "optimizer": "sgd"})
+    True
+    >>> protocol({}, "a/x.jsonl") == protocol({}, "b/x.jsonl")
+    False
+    """
+    if not config.get("task"):
+        return str(Path(place).parent)
+    shared = {key: config.get(key) for key in _PROTOCOL}
+    data = config.get("data")
+    return json.dumps(shared | {"data": Path(data).name if isinstance(data, str) else None}, sort_keys=True)
+
+
+def protocol_title(config: Mapping[str, Any], place: str = "") -> str:
+    """Return what people call a protocol: the task, its model and data, and how long is trained.
+
+    >>> protocol_title({"task": "cifar", "epochs": 20, "task_options": {"model": "small"}, "data": "/d/images.tar"})
+    'cifar (small, 20 epochs, images.tar)'
+    >>> protocol_title({}, "mine/adam.jsonl")
+    'mine'
+    """
+    if not config.get("task"):
+        return Path(place).parent.name or Path(place).stem
+    options, epochs, data = (config.get(key) for key in ("task_options", "epochs", "data"))
+    model = options.get("model") if isinstance(options, Mapping) else None
+    length = f"{epochs} epoch{'' if epochs == 1 else 's'}" if isinstance(epochs, int) else None
+    told = [str(part) for part in (model, length, Path(data).name if isinstance(data, str) else None) if part]
+    return f"{config['task']} ({', '.join(told)})" if told else str(config["task"])
+
+
+def collect(folder: str | os.PathLike[str]) -> Collection:
+    r"""Read all that a folder and the folders in it hold.
+
+    A folder with ``config.json`` is a run, an ensemble or the synthetic problem; a ``.journal`` is a study, whose runs
+    (the folders ``runs`` and ``ensembles`` beside it) are not shown by themselves; another ``.jsonl`` holds records.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     _ = Path(place, "mine.jsonl").write_text('{"lr": 0.1, "value": 3}\n{"lr": 1, "va')
+    ...     found = collect(place)
+    >>> [record.lr for record in found.sweeps[0].records], str(found.problems[0])
+    ([0.1], 'mine.jsonl: line 2: the last line does not end with a line break, so it is half-written, ...')
+    """
+    root = Path(folder)
+    if not root.is_dir():
+        raise ValueError(f"folder is {str(folder)!r}, but must be a folder that exists.")
+    reader = _Reader(root)
+    for place, names in _walked(root):
+        reader.read_folder(place, names)
+    return reader.collection()
+
+
+def thinned_lines(path: Path, most: int = _ROWS) -> tuple[list[tuple[int, bytes]], int]:
+    r"""Return lines of a file with their numbers, and that every so many of them is there; the last one always is.
+
+    At most about ``most`` lines are kept, however many there are, and no other is looked into.
+
+    >>> import tempfile
+    >>> with tempfile.NamedTemporaryFile() as file:
+    ...     _ = file.write(b"a\nb\nc\nd\ne\nf\n")
+    ...     file.flush()
+    ...     thinned_lines(Path(file.name), most=2)
+    ([(1, b'a\n'), (5, b'e\n'), (6, b'f\n')], 4)
+    """
+    kept: list[tuple[int, bytes]] = []
+    every, last = 1, None
+    with path.open("rb") as file:
+        for i, line in enumerate(file):
+            last = (i + 1, line)
+            if i % every == 0:
+                kept.append(last)
+                if len(kept) > most:
+                    kept, every = kept[::2], 2 * every
+    if last is not None and kept[-1] != last:
+        kept.append(last)
+    return kept, every
+
+
+def _walked(root: Path) -> Iterator[tuple[Path, list[str]]]:
+    """Go through the folders, in the order of their names, and past those that are parts of what is above them."""
+    for place, folders, names in os.walk(root):
+        is_study = any(name.endswith(".journal") for name in names)
+        parts = {"runs", "ensembles"} if is_study else set()
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in parts | {OUTPUT})
+        if CONFIG in names:
+            folders.clear()
+        yield Path(place), sorted(names)
+
+
+class _Reader:
+    """Reads one folder after the other, and keeps what it finds."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.found: dict[str, list[Any]] = {"runs": [], "sweeps": [], "synthetics": [], "step_times": []}
+        self.problems: list[Problem] = []
+
+    def collection(self) -> Collection:
+        found = {kind: tuple(things) for kind, things in self.found.items()}
+        return Collection(self.root.resolve().name, **found, problems=tuple(self.problems))
+
+    def read_folder(self, place: Path, names: Sequence[str]) -> None:
+        if CONFIG in names:
+            self._read_run_folder(place, names)
+            return
+        for name in names:
+            path = place / name
+            if name.endswith(".journal"):
+                self._read_journal(path)
+            elif name.endswith(".jsonl"):
+                if records := self._records(path):
+                    config = {"optimizer": path.stem} if path.stem in METHODS else {}
+                    self._keep("sweeps", Sweep(self._name(path), path.stem, records, config, {}, "minimize"))
+            elif name.endswith(".json"):
+                self._read_step_times(path)
+
+    def _read_run_folder(self, place: Path, names: Sequence[str]) -> None:
+        written = self._json(place / CONFIG)
+        if written is None:
+            return
+        config, about = written.get("config"), written.get("about")
+        if not isinstance(config, dict):
+            self._problem(place / CONFIG, "it is not one that a run has written: 'config' is missing")
+            return
+        about = about if isinstance(about, dict) else {}
+        own = self._name(place), config, about
+        if config.get("task") == "synthetic":
+            if _CURVES in names:
+                self._keep("synthetics", Synthetic(*own, self._rows(place / _CURVES, None)[0]))
+            else:
+                self._problem(place, "the run is not finished: there are no curves yet")
+        elif "points" in config or _RECORDS in names:
+            records = self._records(place / _RECORDS) if _RECORDS in names else ()
+            if records:
+                self._keep("sweeps", Sweep(own[0], place.name, records, config, about, "minimize"))
+            else:
+                self._problem(place, "the ensemble is not finished: there are no records yet")
+        else:
+            rows, every = self._rows(place / METRICS) if METRICS in names else ((), 1)
+            self._keep("runs", Run(*own, rows, every, self._json(place / RESULT) if RESULT in names else None))
+
+    def _read_journal(self, path: Path) -> None:
+        """Read the studies of a journal, in a copy: opening one writes to it."""
+        from avagrad.tune.storage import open_storage
+        from avagrad.tune.study import Study
+
+        try:
+            with tempfile.TemporaryDirectory() as place:
+                copy = shutil.copy(path, place)
+                studies = open_storage(copy, create=False).get_all_studies()
+                if not studies:
+                    self._problem(path, "there is no study in it")
+                for each in studies:
+                    study = Study(copy, each.study_name, create=False)
+                    records = study.look().records
+                    if records:
+                        sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction)
+                        self._keep("sweeps", sweep)
+                    else:
+                        self._problem(path, f"the study {study.name!r} has no finished points yet")
+        except Exception as error:  # whatever is in the file must not stop the others
+            self._problem(path, str(error).replace(str(place), "").strip() or type(error).__name__)
+
+    def _read_step_times(self, path: Path) -> None:
+        content = self._json(path, must_be_object=False)
+        if not isinstance(content, dict) or not isinstance(content.get("rows"), list):
+            return  # somebody else's
+        rows = tuple(row for row in content["rows"] if isinstance(row, dict) and row.keys() >= _STEP_KEYS)
+        if rows:
+            about = content.get("about")
+            self._keep("step_times", StepTimes(self._name(path), about if isinstance(about, dict) else {}, rows))
+
+    def _records(self, path: Path) -> tuple[Record, ...]:
+        bad: list[str] = []
+        try:
+            records = tuple(read_records(path, bad=bad))
+        except OSError as error:
+            self._problem(path, str(error))
+            return ()
+        for line in bad[:_NAMED]:
+            self._problem(path, line)
+        if len(bad) > _NAMED:
+            self._problem(path, f"and {len(bad) - _NAMED} more lines")
+        return records
+
+    def _rows(self, path: Path, most: int | None = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
+        """Return lines of a file that are objects; the others are problems, a last one that is being written is not."""
+        lines, every = thinned_lines(path, _ALL if most is None else most)
+        rows, bad = [], []
+        for number, line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                row = None
+            if isinstance(row, dict):
+                rows.append(row)
+            else:
+                bad.append(f"line {number}" + ("" if line.endswith(b"\n") else ", the last, which is half-written"))
+        if bad:
+            more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
+            self._problem(path, f"{'; '.join(bad[:_NAMED])}{more}: not an object in JSON")
+        return tuple(rows), every
+
+    def _json(self, path: Path, must_be_object: bool = True) -> dict[str, Any] | None:
+        try:
+            content = json.loads(path.read_bytes())
+        except (OSError, ValueError, RecursionError) as error:
+            self._problem(path, f"it cannot be read as JSON ({error})")
+            return None
+        if not isinstance(content, dict):
+            if must_be_object:
+                self._problem(path, "it is not an object in JSON")
+            return None
+        return content
+
+    def _keep(self, kind: str, thing: Any) -> None:
+        self.found[kind].append(thing)
+
+    def _problem(self, path: Path, why: str) -> None:
+        self.problems.append(Problem(self._name(path), f"{why.rstrip('.')}."))
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()
+
+
+def _number_in(content: Mapping[str, Any] | None, *keys: str) -> float | None:
+    found: Any = content
+    for key in keys:
+        found = found.get(key) if isinstance(found, Mapping) else None
+    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None

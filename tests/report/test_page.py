@@ -1,0 +1,186 @@
+"""The page: whatever a folder holds, it is one file that shows it."""
+
+import json
+import math
+import re
+import time
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import avagrad.report.page as page_module
+from avagrad.report.page import Report, write_report
+from avagrad.tune.records import Record, write_records
+
+HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\'"& $\\frac{ \x00 \ud800 {{x}} @TITLE@'
+
+
+class Read(HTMLParser):
+    """The tags, the texts and the links of a page, as a browser would find them."""
+
+    def __init__(self, page: Path) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.links: list[str] = []
+        self.handlers: list[str] = []
+        self.text = ""
+        self.feed(page.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.links += [value or "" for name, value in attrs if name in ("href", "src", "xlink:href")]
+        self.handlers += [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+
+def run_folder(place: Path, rows: list[dict[str, Any]], **config: Any) -> Path:
+    """Write the folder of a run that is finished."""
+    place.mkdir(parents=True)
+    config = {"task": "digits", "optimizer": "adam", "lr": 0.1, "eps": 1e-8, "seed": 0, "epochs": len(rows)} | config
+    about = {"versions": {"torch": "2.13.0"}, "commit": "abc"}
+    (place / "config.json").write_text(json.dumps({"config": config, "about": about}))
+    (place / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    ends = {"validation": {"error": 3.0}, "test": {"error": 4.0}}
+    (place / "result.json").write_text(json.dumps({"status": "finished", **ends}))
+    return place
+
+
+def row(epoch: int, **values: Any) -> dict[str, Any]:
+    return {"step": epoch, "epoch": epoch, "loss": 1 / epoch, "error": 10 / epoch, "lr": 0.1, "gamma": 1.0} | values
+
+
+def made(folder: Path) -> tuple[Report, Read]:
+    report = write_report(folder)
+    return report, Read(report.page)
+
+
+def test_an_empty_folder_has_a_page_that_says_so(tmp_path: Path) -> None:
+    report, page = made(tmp_path)
+    assert "nothing to show" in page.text
+    assert report.files == ()
+    assert "figure" not in page.tags
+
+
+def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) -> None:
+    run_folder(tmp_path / "only one", [row(1)])
+    report, page = made(tmp_path)
+    for told in ("only one", "Adam", "finished", "test 4", '"torch": "2.13.0"', '"commit": "abc"', '"lr": 0.1'):
+        assert told in page.text, told
+    assert "only%20one" in page.links
+    assert {path.name for path in report.files} == {
+        "table-1.md", "table-1.tex", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
+    }  # fmt: skip
+    assert (report.beside / "learning-curves-1.png").read_bytes()[:4] == b"\x89PNG"
+
+
+@pytest.mark.parametrize(
+    ("records", "told"),
+    [
+        ([Record(0.1, 1e-8, value=3.25)], "1 of 1 cells was run. The best is lr 0.1, eps 1e-08: 3.25"),
+        ([Record(0.1, 1e-8, value=math.inf, diverged_at=3)], "All of them diverged"),
+        (
+            [Record(lr, eps, value=math.inf) for lr in (0.1, 1.0) for eps in (0.1, 1.0)],
+            "All 4 cells of the grid diverged or failed",
+        ),
+        ([Record(lr, None, value=lr) for lr in (0.1, 1.0)], "mine.jsonl"),
+    ],
+)
+def test_few_cells_and_cells_that_all_diverged(tmp_path: Path, records: list[Record], told: str) -> None:
+    write_records(tmp_path / "mine.jsonl", records)
+    _, page = made(tmp_path)
+    assert told in page.text
+
+
+def test_what_cannot_be_read_is_listed_and_does_not_stop_the_page(tmp_path: Path) -> None:
+    run_folder(tmp_path / "good", [row(1), row(2)])
+    run_folder(tmp_path / "torn", [row(1)]).joinpath("config.json").write_text('{"config": {')
+    (tmp_path / "bad.jsonl").write_text('{"lr": 1, "value": 2}\nnot a record\n')
+    _, page = made(tmp_path)
+    after = page.text.partition("What could not be read")[2]
+    assert "torn/config.json" in after
+    assert "bad.jsonl: line 2" in after
+    assert "good" in page.text
+
+
+def test_text_from_records_is_shown_and_never_run(tmp_path: Path) -> None:
+    name = "<b>&'x'$"
+    run_folder(tmp_path / name, [row(1)], optimizer=HOSTILE, task=HOSTILE, task_options={"model": HOSTILE})
+    config = {"task": HOSTILE, "optimizer": HOSTILE, "optimizer_options": {HOSTILE: HOSTILE}}
+    (tmp_path / "map").mkdir()
+    (tmp_path / "map" / "config.json").write_text(json.dumps({"config": config, "about": {HOSTILE: HOSTILE}}))
+    grid = [Record(lr, eps, value=lr + eps, facts={HOSTILE: HOSTILE}) for lr in (0.1, 1.0) for eps in (0.1, 1.0)]
+    write_records(tmp_path / "map" / "records.jsonl", grid)
+    steps = {"parameters": HOSTILE, "optimizer": HOSTILE, "milliseconds": 1}
+    (tmp_path / "steps.json").write_text(json.dumps({"about": {HOSTILE: HOSTILE}, "rows": [steps]}))
+    _, page = made(tmp_path)
+    assert page.tags.count("script") == 1, "its own"
+    assert "img" not in page.tags
+    assert page.handlers == []
+    assert "<script>alert(1)</script>" in page.text, "shown as text"
+    assert name in page.text
+    inside = [link for link in page.links if not link.startswith(("#", "data:image/png;base64,"))]
+    assert all(re.fullmatch(r"[A-Za-z0-9_./%~-]+", link) for link in inside), inside
+
+
+def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
+    run_folder(tmp_path / "one", [row(1), row(2)])
+    _, page = made(tmp_path)
+    assert not [link for link in page.links if "//" in link]
+    assert "default-src 'none'" in (tmp_path / "report.html").read_text()
+
+
+def test_what_has_no_room_as_a_drawing_is_a_picture_and_then_a_link(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With a fiftieth of the real limits, and maps that are a fiftieth of the paper's."""
+    for name, limit in (("_DRAWINGS", 60_000), ("_PICTURES", 80_000), ("_SETTINGS", 12_000)):
+        monkeypatch.setattr(page_module, name, limit)
+    for i in range(8):
+        records = [Record(lr, eps, value=lr / eps + i) for lr in (1.0, 2.0, 3.0) for eps in (1.0, 2.0, 3.0)]
+        write_records(tmp_path / f"map{i}.jsonl", records)
+    for i in range(20):
+        run_folder(tmp_path / f"run{i}", [], seed=i, remark="x" * 2000)
+    report, page = made(tmp_path)
+    assert report.page.stat().st_size < 5_000_000 / 50 + 40_000, "what the page itself takes is not scaled"
+    assert "svg" in page.tags
+    assert "img" in page.tags
+    assert "The page is large already" in page.text
+    assert all(f"map{i}" in page.text for i in range(8))
+    assert all(f"run{i}" in page.text for i in range(20))
+
+
+def test_a_million_rows_are_drawn_in_five_seconds(tmp_path: Path) -> None:
+    place = run_folder(tmp_path / "long", [])
+    line = '{"step": %d, "epoch": %d, "loss": 0.5, "error": 3.25, "lr": 0.1, "gamma": 1.5, "seconds": 12.5}\n'
+    (place / "metrics.jsonl").write_text("".join(line % (i, i) for i in range(1, 1_000_001)))
+    began = time.perf_counter()
+    report, _ = made(tmp_path)
+    assert time.perf_counter() - began < 5.0
+    assert report.page.stat().st_size < 2_000_000
+
+
+def test_a_second_page_replaces_the_first_and_is_the_same(tmp_path: Path) -> None:
+    run_folder(tmp_path / "one", [row(1), row(2)])
+    first = write_report(tmp_path)
+    before = {path: path.read_bytes() for path in (first.page, *first.files)}
+    stale, others = first.beside / "heat-maps-7.png", first.beside / "mine.txt"
+    stale.write_text("of an earlier page")
+    others.write_text("somebody else's")
+    second = write_report(tmp_path)
+    assert {path: path.read_bytes() for path in (second.page, *second.files)} == before
+    assert not stale.exists()
+    assert others.exists()
+
+
+def test_the_page_can_be_elsewhere_and_its_links_lead_back(tmp_path: Path) -> None:
+    run_folder(tmp_path / "runs" / "one", [row(1)])
+    report = write_report(tmp_path / "runs", tmp_path / "pages" / "mine.html")
+    assert report.beside == tmp_path / "pages" / "mine-files"
+    for link in Read(report.page).links:
+        assert link.startswith(("#", "data:image/png")) or (report.page.parent / link).exists(), link
+    with pytest.raises(ValueError, match="which is a folder"):
+        write_report(tmp_path / "runs", tmp_path)

@@ -1,0 +1,110 @@
+"""What is found in a folder, and that nothing in it can stop the reading."""
+
+import itertools
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from avagrad.lab.config import configure
+from avagrad.lab.ensemble import train_ensemble
+from avagrad.lab.sweep import sweep
+from avagrad.lab.trainer import train
+from avagrad.report.reading import collect, method_title, protocol, thinned_lines
+from avagrad.tune.space import axis
+
+
+def test_a_run_an_ensemble_and_a_sweep_are_found_once_each(tmp_path: Path) -> None:
+    train(configure("digits", "sgd", epochs=1, seed=3), tmp_path / "one")
+    options = {"active_only": True, "norm": 1}
+    config = configure("digits", "avagrad", epochs=1, optimizer_options=options)
+    train_ensemble(config, [(0.1, 0.1, 0), (1.0, 0.1, 0)], tmp_path / "map")
+    sweep("digits", {"optimizer": "adam", "epochs": 1}, lr=axis("0.1,1", "lr"), eps=axis("0.1", "eps"),
+          folder=tmp_path / "search")  # fmt: skip
+    before = (tmp_path / "search" / "study.journal").read_bytes()
+    found = collect(tmp_path)
+    assert found.problems == ()
+    assert [(run.place, run.title, run.seed, run.status) for run in found.runs] == [("one", "SGD", 3, "finished")]
+    assert found.runs[0].test is not None
+    assert len(found.runs[0].rows) == 1
+    assert [(each.place, each.title, len(each.records)) for each in found.sweeps] == [
+        ("map", "AvaGrad, active_only, norm=1", 2),
+        ("search/study.journal", "Adam", 2),
+    ]
+    assert {each.measure for each in found.sweeps} == {"validation error, %"}
+    first, second = (protocol(each.config, each.place) for each in found.sweeps)
+    assert first == second, "an ensemble and a study of the same task can be compared"
+    assert protocol(found.runs[0].config) == first
+    assert (tmp_path / "search" / "study.journal").read_bytes() == before, "reading writes nothing"
+
+
+def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path: Path) -> None:
+    good = {"config": {"task": "digits", "optimizer": "sgd", "lr": 0.1}, "about": {}}
+    files = {
+        "good/config.json": json.dumps(good),
+        "good/metrics.jsonl": '{"step": 1, "loss": 2}\nnonsense\n[1]\n{"step": 2, "lo',
+        "good/result.json": '{"status": "fini',
+        "torn/config.json": '{"config": {"task"',
+        "list/config.json": "[1, 2]",
+        "other/config.json": '{"name": "somebody else\'s"}',
+        "ensemble/config.json": json.dumps({"config": {"task": "digits", "points": []}, "about": {}}),
+        "toy/config.json": json.dumps({"config": {"task": "synthetic"}, "about": {}}),
+        "records.jsonl": '{"lr": 1, "eps": 1, "value": 3}\n{"lr": 1, "eps": 1, "value": 4}\n{"lr": -1, "value": 3}\n',
+        "broken.journal": "this is no journal\n",
+        "empty.journal": "",
+        "torn.json": "{",
+        "unrelated.json": "[]",
+        "report-files/x.jsonl": "never read",
+        ".hidden/x.jsonl": "never read",
+    }
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    (tmp_path / "binary.jsonl").write_bytes(b"\xff\x00\xfe\n")
+    found = collect(tmp_path)
+    assert [(run.place, run.status, len(run.rows)) for run in found.runs] == [("good", "unfinished", 1)]
+    assert [(each.place, len(each.records)) for each in found.sweeps] == [("records.jsonl", 1)]
+    places = [problem.place for problem in found.problems]
+    assert sorted(set(places)) == sorted([
+        "good/metrics.jsonl", "good/result.json", "torn/config.json", "list/config.json", "other/config.json",
+        "ensemble", "toy", "records.jsonl", "broken.journal", "empty.journal", "torn.json", "binary.jsonl",
+    ])  # fmt: skip
+    told = {problem.place: problem.why for problem in found.problems}
+    assert (
+        told["good/metrics.jsonl"] == "line 2; line 3; line 4, the last, which is half-written: not an object in JSON."
+    )
+    assert places.count("records.jsonl") == 2
+
+
+def test_a_million_lines_are_thinned_in_a_second(tmp_path: Path) -> None:
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_text(json.dumps({"config": {"task": "digits"}, "about": {}}))
+    row = '{"step": %d, "epoch": %d, "loss": 0.5, "error": 3.25, "lr": 0.1, "gamma": 1.5, "seconds": 12.5}\n'
+    (tmp_path / "run" / "metrics.jsonl").write_text("".join(row % (i, i) for i in range(1, 1_000_001)))
+    began = time.perf_counter()
+    run = collect(tmp_path).runs[0]
+    assert time.perf_counter() - began < 2.0
+    assert 1000 <= len(run.rows) <= 2002
+    steps = [each["step"] for each in run.rows]
+    assert steps[0] == 1
+    assert steps[-1] == 1_000_000
+    assert {b - a for a, b in itertools.pairwise(steps[:-1])} == {run.every}
+
+
+@pytest.mark.parametrize("count", [0, 1, 2, 3, 10, 11, 100])
+def test_thinning_keeps_the_first_and_the_last(tmp_path: Path, count: int) -> None:
+    path = tmp_path / "a"
+    path.write_text("".join(f"{i}\n" for i in range(count)))
+    lines, every = thinned_lines(path, most=10)
+    numbers = [number for number, _ in lines]
+    assert numbers == sorted({*range(1, count + 1, every), count} - {0})
+    assert len(lines) <= 12
+    assert every == 1 or count > 10
+
+
+def test_an_odd_config_still_has_a_title() -> None:
+    assert method_title({"optimizer": None}) == ""
+    assert method_title({"optimizer": ["x"], "optimizer_options": 3}) == "['x']"
+    with pytest.raises(ValueError, match="must be a folder that exists"):
+        collect("/nowhere/at/all")
