@@ -1,4 +1,4 @@
-# The two commands a newcomer needs: `make test` and `make check`. Both make their environment in .venv first.
+# The three commands a newcomer needs: `make demo`, `make test`, `make check`. Each makes the environment .venv first.
 
 PYTHON ?= python3
 VENV   := .venv
@@ -6,7 +6,11 @@ BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 JOBS   ?= 2
 
-.PHONY: test check format clean
+.PHONY: demo test check results format clean
+
+# The paper's experiments in small, and a page about them: three minutes on two cores. Stopped, it goes on.
+demo: $(READY)
+	$(BIN)/avagrad demo $(ARGS)
 
 # Every test process computes with one thread, so that processes do not fight over the cores.
 test: $(READY)
@@ -16,6 +20,10 @@ check: $(READY)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+# The page and the figures of what was measured, from the records in results/ alone.
+results: $(READY)
+	$(BIN)/python benchmarks/results.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .

@@ -13,18 +13,15 @@ from avagrad.lab.tasks import synthetic as toy
 from avagrad.report.curves import (
     Band,
     budget_curves,
-    comparable,
     figure_1,
     known_of,
     learning_curves,
-    number,
     random_search,
     ratio_span,
     step_bars,
-    titles_of,
-    told_apart,
     wants_log,
 )
+from avagrad.report.groups import comparable, number, titles_of, told_apart
 from avagrad.report.reading import Run, StepTimes, Sweep, Synthetic
 from avagrad.theory import Problem
 from avagrad.tune.records import Record

@@ -126,6 +126,17 @@ def test_text_from_records_is_shown_and_never_run(tmp_path: Path) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9_./%~-]+", link) for link in inside), inside
 
 
+def test_a_drawing_on_the_page_says_what_its_file_says(tmp_path: Path) -> None:
+    """Every text of it, to the last digit: labels of axes, values of cells, the slope."""
+    lrs, epses = (0.001, 0.012345, 0.5, 2.0), (1e-8, 0.00321, 0.15, 1.25)
+    write_records(tmp_path / "mine.jsonl", [Record(lr, eps, value=lr + 1.2345 * eps) for lr in lrs for eps in epses])
+    report = write_report(tmp_path)
+    tag = re.compile(r"<text[^>]*>([^<]*)</text>")
+    texts = tag.findall((report.beside / "heat-maps-1.svg").read_text())
+    assert {"0.0123", "0.00321", "1.25", "value; colours by rank"} <= set(texts)
+    assert tag.findall(report.page.read_text())[: len(texts)] == texts
+
+
 def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
     run_folder(tmp_path / "one", [row(1), row(2)])
     _, page = made(tmp_path)

@@ -11,7 +11,8 @@ from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.sweep import sweep
 from avagrad.lab.trainer import train
-from avagrad.report.reading import collect, method_title, protocol, thinned_lines
+from avagrad.report.groups import comparable_sweeps
+from avagrad.report.reading import collect, method_title, thinned_lines
 from avagrad.tune.space import axis
 
 
@@ -33,9 +34,8 @@ def test_a_run_an_ensemble_and_a_sweep_are_found_once_each(tmp_path: Path) -> No
         ("search/study.journal", "Adam", 2),
     ]
     assert {each.measure for each in found.sweeps} == {"validation error, %"}
-    first, second = (protocol(each.config, each.place) for each in found.sweeps)
-    assert first == second, "an ensemble and a study of the same task can be compared"
-    assert protocol(found.runs[0].config) == first
+    (_, group), *others = comparable_sweeps(found.sweeps)
+    assert (len(group), others) == (2, []), "an ensemble and a study of the same task can be compared"
     assert (tmp_path / "search" / "study.journal").read_bytes() == before, "reading writes nothing"
 
 

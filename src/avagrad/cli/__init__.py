@@ -23,17 +23,19 @@ app = typer.Typer(
 )
 tuning.add_to(app)
 try:
-    from avagrad.cli import lab
+    from avagrad.cli import demo, lab, report
 except ImportError as error:  # avagrad[tune] alone is there: its commands work without the rest
     _WITHOUT_LAB: ImportError | None = error
 else:
     _WITHOUT_LAB = None
     lab.add_to(app)
+    demo.add_to(app)
+    report.add_to(app)
 
 
 @app.callback(
     invoke_without_command=True,
-    epilog=f"train, sweep, synthetic and list need more: {_WITHOUT_LAB}. pip install 'avagrad[lab]'"
+    epilog=f"train, sweep, synthetic, list, demo and report need more: {_WITHOUT_LAB}. pip install 'avagrad[lab]'"
     if _WITHOUT_LAB
     else None,
 )

@@ -1,8 +1,7 @@
 """The commands that need the laboratory: train, synthetic, list; and bench."""
 
-import json
-from collections.abc import Mapping
-from dataclasses import asdict
+from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -12,13 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from avagrad import bench
-from avagrad.lab.command import FLAGS, OPTIONS, SETTINGS, run, summary
+from avagrad.lab.command import DRY_RUN, FLAGS, OPTIONS, SETTINGS, planned, run, summary
 from avagrad.lab.config import Config
-from avagrad.lab.environment import about
-from avagrad.lab.folder import RunFolder, write_whole
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS
+from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
 from avagrad.lab.trainer import Watcher
@@ -79,12 +77,16 @@ def train(
     save_every: Annotated[float, _option("save_every")] = 30.0,
     tensorboard: Annotated[bool, typer.Option("--tensorboard", help=FLAGS["tensorboard"])] = False,
     download: Annotated[bool, typer.Option("--download", help=FLAGS["download"])] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
 ) -> None:
     """Train a model, and leave a folder with its settings, metrics, checkpoint and result.
 
     What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
     same command with --out and --resume goes on, to the same numbers.
     """
+    if dry_run:
+        typer.echo(planned(task, context.params, option or (), optimizer_option or ()))
+        return
     with RunBar(Console(stderr=True)) as bar:
         result, folder = run(
             task,
@@ -115,6 +117,7 @@ def synthetic(
     seed: Annotated[int, typer.Option(help="fixes everything that is random")] = 0,
     bias_correction: Annotated[bool, typer.Option(help="of Delayed Adam and AvaGrad")] = True,
     out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
 ) -> None:
     """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
 
@@ -122,7 +125,6 @@ def synthetic(
     is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is Theorem 2's, for what the run recorded; above
     the largest value there is, it says nothing.
     """
-    console = Console()
     names = [name.strip() for name in methods.split(",") if name.strip()]
     runs = [
         toy.Settings(
@@ -133,41 +135,38 @@ def synthetic(
     ]  # fmt: skip
     for name in names:
         look_up("methods: a method", name, toy.METHODS)
-    if out is None:
-        _synthetic(console, runs, names)
+    if dry_run:
+        for settings in runs:
+            typer.echo(f"{', '.join(names)}: {settings}")
         return
-    config = {"task": "synthetic", "methods": names, "runs": [asdict(settings) for settings in runs]}
-    with RunFolder.claim(out, config, about()) as folder:
-        rows = _synthetic(console, runs, names)
-        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        write_whole(folder.path / "curves.jsonl", lambda file: file.write(lines.encode()))
-        last = [row for row in rows if row["step"] == steps]
-        folder.write_result({"status": "finished", "last": last})
+    show = partial(_run_and_show, Console())
+    if out is None:
+        for settings in runs:
+            show(settings, names)
+        return
+    run_into(out, runs, names, run=show)
     typer.echo(f"in {out}")
 
 
-def _synthetic(console: Console, runs: list[toy.Settings], names: list[str]) -> list[dict[str, Any]]:
-    """Run, show a table for each start, and return all rows."""
-    rows: list[dict[str, Any]] = []
-    for settings in runs:
-        with Bar(Console(stderr=True)) as bar:
-            curves = toy.run(settings, names, bar.at)
-        table = Table(
-            title=f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and "
-            f"{settings.replicas} replicas; w* = {settings.problem.minimiser:.4f}"
-        )
-        for column in ("method", "last w", "mean w", "mean squared gradient", "bound of Theorem 2"):
-            table.add_column(column, justify="left" if column == "method" else "right")
-        for name, curve in curves.items():
-            numbers = (curve.w, curve.mean_w, curve.mean_squared_gradient)
-            bounds = curve.bound(settings)
-            bound = None if bounds is None else bounds[-1].mean().item()
-            most = settings.problem.largest_gradient**2
-            told = "" if bound is None else f"{bound:.4f}" if bound < most else f"none below {most:.3g}"
-            table.add_row(METHODS[name].title, *(f"{x[-1].mean():.4f}" for x in numbers), told)
-            rows += [{"w1": settings.w1} | row for row in curve.rows()]
-        console.print(table)
-    return rows
+def _run_and_show(console: Console, settings: toy.Settings, names: Sequence[str]) -> dict[str, toy.Curve]:
+    """Run the methods from one start, with a bar, and show a table of what came out."""
+    with Bar(Console(stderr=True)) as bar:
+        curves = toy.run(settings, names, bar.at)
+    table = Table(
+        title=f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and "
+        f"{settings.replicas} replicas; w* = {settings.problem.minimiser:.4f}"
+    )
+    for column in ("method", "last w", "mean w", "mean squared gradient", "bound of Theorem 2"):
+        table.add_column(column, justify="left" if column == "method" else "right")
+    for name, curve in curves.items():
+        numbers = (curve.w, curve.mean_w, curve.mean_squared_gradient)
+        bounds = curve.bound(settings)
+        bound = None if bounds is None else bounds[-1].mean().item()
+        most = settings.problem.largest_gradient**2
+        told = "" if bound is None else f"{bound:.4f}" if bound < most else f"none below {most:.3g}"
+        table.add_row(METHODS[name].title, *(f"{x[-1].mean():.4f}" for x in numbers), told)
+    console.print(table)
+    return curves
 
 
 def list_all() -> None:
@@ -233,12 +232,16 @@ def bench_step(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="where to write the numbers", show_default=False)
     ] = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
 ) -> None:
     """Measure a step's time and memory beside torch's optimizers, on the parameters of real models."""
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     names = [name.strip() for name in sets.split(",")] if sets else bench.fitting(on)
     for name in names:
         look_up("sets: a set", name, bench.SETS)
+    if dry_run:
+        typer.echo(f"on {on}: {', '.join(names)}")
+        return
     rows = bench.run(on, names)
     typer.echo(", ".join(f"{key} {value}" for key, value in bench.describe(on).items()))
     typer.echo(bench.table(rows))

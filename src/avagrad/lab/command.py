@@ -18,7 +18,7 @@ from avagrad.lab.config import Config, configure
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.trainer import Stopped, Watcher, train
 
-__all__ = ["OPTIONS", "config_of", "main", "parse_settings", "run"]
+__all__ = ["OPTIONS", "config_of", "main", "parse_settings", "planned", "run"]
 
 # One table for both command lines: name, type, what it is.
 OPTIONS: dict[str, tuple[type, str]] = {
@@ -104,6 +104,31 @@ def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimize
         deterministic=bool(given.get("deterministic")),
         **settings,
     )
+
+
+def planned(
+    task: str, given: dict[str, Any], options: Sequence[str] = (), optimizer_options: Sequence[str] = ()
+) -> str:
+    """Say what a command line would run: each setting, with its source. Nothing is run, and no data are looked at.
+
+    >>> print(planned("digits", {"epochs": 5}, ["model=conv"]))
+    digits, avagrad, preset quick, seed 0, on cpu
+    lr: 0.5 (ours)
+    ...
+    epochs: 5 (given)
+    ...
+    model: conv (given)
+    ...
+    """
+    config = config_of(task, {name: given.get(name) for name in (*OPTIONS, *SETTINGS)}, options, optimizer_options)
+    settings = config.as_json()
+    nested = {**settings.pop("task_options"), **settings.pop("optimizer_options")}
+    lines = [f"{task}, {config.optimizer}, preset {config.preset}, seed {config.seed}, on {config.device}"]
+    for name, value in (settings | nested).items():
+        if name not in ("task", "optimizer", "preset", "seed", "device", "sources"):
+            source = config.sources.get(name)
+            lines.append(f"{name}: {value}" + (f" ({source})" if source else ""))
+    return "\n".join(lines)
 
 
 def _free_folder(config: Config) -> Path:
@@ -212,11 +237,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="an option of the task"
     )
     parser.add_argument("--optimizer-option", action="append", default=[], metavar="NAME=VALUE", help="of the method")
-    for flag, what in (FLAGS | SETTINGS).items():
+    for flag, what in (FLAGS | SETTINGS | DRY_RUN).items():
         parser.add_argument(f"--{flag.replace('_', '-')}", action="store_true", help=what)
     asked = vars(parser.parse_args(arguments))
     began = time.monotonic()
     try:
+        if asked["dry_run"]:
+            print(planned(asked["task"], asked, asked["option"], asked["optimizer_option"]))
+            return 0
         result, out = run(
             asked["task"],
             asked,
@@ -250,3 +278,4 @@ FLAGS = {
     "tensorboard": "also write events for TensorBoard",
     "download": "the task may fetch its data",
 }
+DRY_RUN = {"dry_run": "say what would be run, and run nothing"}

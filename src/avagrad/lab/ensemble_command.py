@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.command import OPTIONS, Lines, config_of
+from avagrad.lab.command import DRY_RUN, FLAGS, OPTIONS, Lines, config_of, planned
 from avagrad.lab.ensemble import RECORDS, train_ensemble
 from avagrad.lab.models.stackable import CONVOLUTIONS
 from avagrad.lab.stopping import Stopped
@@ -35,8 +35,8 @@ def _asked(arguments: Sequence[str] | None) -> dict[str, Any]:
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=what)
     parser.add_argument("-o", "--option", action="append", default=[], metavar="NAME=VALUE", help="of the task")
     parser.add_argument("--optimizer-option", action="append", default=[], metavar="NAME=VALUE", help="of the method")
-    for name, what in (("resume", "go on with the run in --out"), ("download", "the task may fetch its data")):
-        parser.add_argument(f"--{name}", action="store_true", help=what)
+    for name, what in ({flag: FLAGS[flag] for flag in ("resume", "download")} | DRY_RUN).items():
+        parser.add_argument(f"--{name.replace('_', '-')}", action="store_true", help=what)
     return vars(parser.parse_args(arguments))
 
 
@@ -61,6 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             "no_graph": asked["graph"] is False,
             "compile": False,
         }
+        if asked["dry_run"]:
+            print(f"{len(points)} points, {len(lr or [])} lr x {len(eps or [])} eps x {asked['seeds']} seeds, of")
+            print(planned(asked["task"], given, asked["option"], asked["optimizer_option"]))
+            return 0
         config = config_of(asked["task"], given, asked["option"], asked["optimizer_option"])
         passed = ("resume", "members_at_once", "convolution", "compile", "download")
         options = {name: asked[name] for name in passed}

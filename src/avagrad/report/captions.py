@@ -49,15 +49,16 @@ def told_of_learning(chart: LearningChart) -> str:
     >>> from avagrad.report.curves import LearningLine
     >>> line = LearningLine("SGD, lr 0.1", 2, 0, {"error": Band((1.0, 2.0), (50.0, 25.0))})
     >>> told_of_learning(LearningChart("digits", {"error": "validation error, %"}, (line,), frozenset(), 0))
-    'validation error, % at the end: SGD, lr 0.1 25.'
+    'Validation error, %, at the end: SGD, lr 0.1: 25.'
     """
     ends = [(end[1], line) for line in chart.lines if (end := _last(line.bands.get("error", Band()))) is not None]
     ends.sort(key=lambda pair: pair[0])
-    named = ", ".join(f"{line.title} {value:.4g}" for value, line in ends[:3])
-    more = f", and {len(ends) - 3} more above that" if len(ends) > 3 else ""
+    named = "; ".join(f"{line.title}: {value:.4g}" for value, line in ends[:3])
+    more = f"; {len(ends) - 3} more are above that" if len(ends) > 3 else ""
     diverged = [line.title for line in chart.lines if line.diverged]
     lost = f"Diverged: {'; '.join(diverged)}." if diverged else ""
-    best = f"{chart.quantities.get('error', 'error')} at the end: {named}{more}." if ends else ""
+    quantity = chart.quantities.get("error", "error").capitalize()
+    best = f"{quantity}, at the end: {named}{more}." if ends else ""
     return _joined([best, lost, chart.note])
 
 

@@ -1,16 +1,19 @@
 """What a page says of a folder, in which order: sentences, figures, tables. Nothing is drawn or written here."""
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from pathlib import PurePosixPath
 
 from avagrad.report.captions import told_of_bars, told_of_budgets, told_of_figure_1, told_of_learning
 from avagrad.report.charts import draw_budgets, draw_figure_1, draw_learning_curves, draw_step_bars
 from avagrad.report.curves import budget_curves, figure_1, learning_curves, step_bars
 from avagrad.report.figures import Draw, draw_heat_maps
 from avagrad.report.findings import findings
+from avagrad.report.groups import comparable_sweeps
 from avagrad.report.heatmaps import HeatMap, heat_map, shades
-from avagrad.report.reading import Collection, Run, StepTimes, Sweep, Synthetic, protocol, protocol_title
+from avagrad.report.reading import Collection, Run, StepTimes, Sweep, Synthetic
 from avagrad.report.tables import Table, table_1, table_of_sweeps
 
 __all__ = ["Chapter", "Contents", "Panel", "Picture", "contents"]
@@ -112,24 +115,20 @@ _READING_A_BUDGET = (
 )
 
 
-def _grouped(sweeps: Sequence[Sweep]) -> dict[str, list[Sweep]]:
-    """Return the sweeps that can be compared, together."""
-    groups: dict[str, list[Sweep]] = {}
-    for sweep in sweeps:
-        groups.setdefault(f"{protocol(sweep.config, sweep.place)} {sweep.direction}", []).append(sweep)
-    return groups
-
-
 def _heat_maps(sweeps: Sequence[Sweep]) -> Iterator[Picture]:
-    for number, group in enumerate(_grouped(sweeps).values(), 1):
+    names: set[str] = set()
+    for number, (title, group) in enumerate(comparable_sweeps(sweeps), 1):
         maps = [found for sweep in group if (found := _heat_map(sweep)) is not None]
         if not maps:
             continue
         first = group[0]
         scale = shades(maps, direction=first.direction)
         panels = tuple(Panel(each.told(), _draw([each], scale, first), each.hover(0, first.measure)) for each in maps)
-        title = protocol_title(first.config, first.place)
-        yield Picture(f"heat-maps-{number}", title, _draw(maps, scale, first), panels)
+        # After the folder in which they lie, so that it is the same when there are others beside it.
+        folder = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(first.place).parent.name.lower()).strip("-")
+        name = f"heat-maps-{folder}" if folder and f"heat-maps-{folder}" not in names else f"heat-maps-{number}"
+        names.add(name)
+        yield Picture(name, title, _draw(maps, scale, first), panels)
 
 
 def _heat_map(sweep: Sweep) -> HeatMap | None:

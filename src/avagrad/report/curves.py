@@ -1,14 +1,23 @@
 """The numbers behind curves and bars: learning, equal budgets, Figure 1, step times. Nothing is drawn here."""
 
-import json
 import math
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import PurePath
-from typing import Any, TypeVar
+from typing import Any
 
-from avagrad.lab.methods import METHODS
-from avagrad.lab.tasks import TASKS, task_class
+from avagrad.report.groups import (
+    LARGEST,
+    Group,
+    Setting,
+    comparable,
+    comparable_sweeps,
+    direction_of,
+    grouped,
+    mean_of_all,
+    number,
+    titles_of,
+    unit_of,
+)
 from avagrad.report.heatmaps import space_of
 from avagrad.report.reading import Run, StepTimes, Sweep, Synthetic, method_title
 from avagrad.theory import Problem
@@ -22,42 +31,22 @@ __all__ = [
     "BarGroup",
     "BudgetChart",
     "BudgetLine",
-    "Group",
     "Known",
     "LearningChart",
     "LearningLine",
-    "Setting",
     "Start",
     "SyntheticLine",
     "budget_curves",
-    "comparable",
-    "direction_of",
     "figure_1",
     "known_of",
     "learning_curves",
-    "mean",
-    "mean_of_all",
-    "number",
     "random_search",
     "ratio_span",
     "step_bars",
-    "titles_of",
-    "told_apart",
-    "unit_of",
     "wants_log",
 ]
 
-T = TypeVar("T")
-
 MOST_LINES = 12  # that a chart can hold and still be read
-# What a method is tuned by, and what says how or where a run was made, not what was run.
-_TUNED = ("lr", "eps", "weight_decay", "optimizer_options")
-_NOT_COMPARED = {
-    *_TUNED,
-    *("optimizer", "seed", "seeds", "sources", "threads", "device", "graph", "compile", "deterministic"),
-    *("data", "points", "task_options"),
-}
-_LARGEST = 1e100  # nobody can read what is beyond, and the arithmetic of an axis would overflow
 _FEW = 30  # points of a line that are marked one by one
 _LATE = 20  # trials after which a search should have found something
 _REFERENCE = "torch AdamW fused"
@@ -107,26 +96,6 @@ class Band:
         return list(dict.fromkeys(y for y in (*self.middle, *self.low, *self.high) if y is not None))
 
 
-def number(value: object) -> float | None:
-    """Return a value as a number that can be worked with; None where it is none, or beyond all use.
-
-    >>> number(3), number("3"), number(True), number(float("nan")), number(1e308)
-    (3.0, None, None, None, None)
-    """
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < _LARGEST:
-        return None
-    return float(value)
-
-
-def mean(values: Sequence[float]) -> float:
-    """Return the mean, of large numbers too.
-
-    >>> mean([1.0, 2.0]), mean([1.5e308, 1.5e308])
-    (1.5, 1.5e+308)
-    """
-    return math.fsum(value / len(values) for value in values)
-
-
 def wants_log(values: Iterable[float], span: float = 20.0) -> bool:
     """Return whether numbers are better shown on a logarithmic axis: all above 0, and far apart.
 
@@ -134,184 +103,7 @@ def wants_log(values: Iterable[float], span: float = 20.0) -> bool:
     (True, False, False, False)
     """
     found = list(values)
-    return bool(found) and min(found) > 1 / _LARGEST and max(found) > span * min(found)
-
-
-def unit_of(task: str) -> str:
-    """Return the unit of a task's error; empty where the task is not one of ours.
-
-    >>> unit_of("digits"), unit_of("chars"), unit_of("my_module:MyTask")
-    ('%', 'bits', '')
-    """
-    return task_class(task).unit if task in TASKS else ""
-
-
-def told_apart(
-    titles: Sequence[str], details: Sequence[Mapping[str, Any]], among: Sequence[str] | None = None
-) -> list[str]:
-    """Return the titles, those that are the same with the details in which they differ.
-
-    With ``among``, only titles that have the same one need to differ.
-
-    >>> told_apart(["a", "b", "b"], [{}, {"x": 1, "y": 2}, {"x": 1, "y": 3}])
-    ['a', 'b, y=2', 'b, y=3']
-    """
-    told = list(titles)
-    within = among or [""] * len(titles)
-    for places in _grouped(range(len(titles)), lambda i: (within[i], titles[i])).values():
-        keys = dict.fromkeys(key for i in places for key in details[i])
-        differing = [key for key in keys if len({_text(details[i].get(key)) for i in places}) > 1]
-        for i in places:
-            there = [key for key in differing if details[i].get(key) is not None]
-            told[i] = ", ".join([titles[i], *(f"{key}={_text(details[i][key])}" for key in there)])
-    return told
-
-
-def _text(value: object) -> str:
-    return value if isinstance(value, str) else json.dumps(value, sort_keys=True, default=str)
-
-
-def _grouped(things: Iterable[T], key: Callable[[T], Hashable]) -> dict[Hashable, list[T]]:
-    groups: dict[Hashable, list[T]] = {}
-    for thing in things:
-        groups.setdefault(key(thing), []).append(thing)
-    return groups
-
-
-def _options(config: Mapping[str, Any], name: str) -> dict[str, Any]:
-    options = config.get(name)
-    return {str(key): value for key, value in options.items()} if isinstance(options, Mapping) else {}
-
-
-def _place_of(name: str, names: Mapping[str, object]) -> int:
-    return list(names).index(name) if name in names else len(names)
-
-
-# --- which runs can be compared ------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Setting:
-    """A method with its lr, eps and options, and a run for each seed.
-
-    >>> run = Run("a", {"optimizer": "adam", "lr": 0.1, "eps": 1e-8}, {}, (), 1, {"status": "diverged"})
-    >>> Setting("Adam, lr 0.1, eps 1e-08", "Adam", "adam", (run,)).validation
-    inf
-    """
-
-    title: str
-    method: str  # its title
-    optimizer: str
-    runs: tuple[Run, ...]
-
-    @property
-    def ended(self) -> tuple[Run, ...]:
-        """The runs that have a result."""
-        return tuple(run for run in self.runs if run.status != "unfinished")
-
-    @property
-    def diverged(self) -> int:
-        """How many of the runs diverged."""
-        return sum(run.status == "diverged" for run in self.runs)
-
-    @property
-    def validation(self) -> float | None:
-        """The mean validation error of those that ended: infinite where one diverged, None where one has none."""
-        return math.inf if self.diverged else mean_of_all([run.validation for run in self.ended])
-
-
-@dataclass(frozen=True)
-class Group:
-    """Runs that differ in nothing but the method, its settings and the seed.
-
-    >>> Group("digits (mlp)", "digits", {}, ()).settings
-    ()
-    """
-
-    title: str
-    task: str
-    details: Mapping[str, Any]
-    settings: tuple[Setting, ...]
-
-
-def mean_of_all(values: Sequence[object]) -> float | None:
-    """Return the mean; None where there is nothing, or where one is no number.
-
-    >>> mean_of_all([1, 2]), mean_of_all([1, None]), mean_of_all([])
-    (1.5, None, None)
-    """
-    found = [known for value in values if (known := number(value)) is not None]
-    return mean(found) if found and len(found) == len(values) else None
-
-
-def comparable(runs: Sequence[Run]) -> list[Group]:
-    """Return the runs in groups that can be compared, each with its settings in the order of the methods.
-
-    The same data at another path is the same data, where the runs noted what they read. Of several runs of one seed,
-    one that ended is taken, else the first.
-
-    >>> run = Run("a", {"task": "digits", "optimizer": "sgd", "lr": 0.1, "seed": 0}, {}, (), 1, None)
-    >>> [(group.title, [setting.title for setting in group.settings]) for group in comparable([run, run])]
-    [('digits', ['SGD, lr 0.1'])]
-    """
-    groups = list(_grouped(runs, lambda run: _key(run.config, run.about)).values())
-    details = [_details(group[0].config, group[0].about) for group in groups]
-    titles = told_apart([_group_title(group[0].config) for group in groups], details)
-    found = [
-        Group(title, group[0].task, detail, _settings(group))
-        for title, group, detail in zip(titles, groups, details, strict=True)
-    ]
-    return sorted(found, key=lambda group: (_place_of(group.task, TASKS), group.title))
-
-
-def _key(config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
-    details = _details(config, about)
-    if "hash" in details:
-        del details["data"]  # its name says less
-    return _text(details)
-
-
-def _details(config: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    details = {str(key): value for key, value in config.items() if key not in _NOT_COMPARED}
-    details |= _options(config, "task_options")
-    details["data"] = PurePath(str(config.get("data") or "")).name
-    read = about.get("data")
-    return details | ({"hash": read[:8]} if isinstance(read, str) else {})
-
-
-def _group_title(config: Mapping[str, Any]) -> str:
-    named = [_options(config, "task_options").get("model"), config.get("preset")]
-    told = [str(name) for name in named if name and name not in ("quick", "none")]
-    task = str(config.get("task") or "unknown task")
-    return f"{task} ({', '.join(told)})" if told else task
-
-
-def _settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
-    found = list(
-        _grouped(runs, lambda run: _text({key: run.config.get(key) for key in ("optimizer", *_TUNED)})).values()
-    )
-    found.sort(key=lambda same: _order(same[0]))
-    methods = [same[0].title or "unknown method" for same in found]
-    plain = [", ".join(filter(None, (title, str(_cell(same[0]))))) for title, same in zip(methods, found, strict=True)]
-    details = [_method_details(same[0].config) for same in found]
-    return tuple(
-        Setting(title, method, same[0].optimizer, _one_for_each_seed(same))
-        for title, method, same in zip(told_apart(plain, details), methods, found, strict=True)
-    )
-
-
-def _cell(run: Run) -> Cell:
-    return Cell(number(run.config.get("lr")), number(run.config.get("eps")))
-
-
-def _order(run: Run) -> tuple[int, str, float, float]:
-    lr, eps = _cell(run)
-    return _place_of(run.optimizer, METHODS), run.title, lr or 0.0, eps or 0.0
-
-
-def _one_for_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
-    by_seed = _grouped(runs, lambda run: run.seed)
-    return tuple(min(same, key=lambda run: run.status == "unfinished") for same in by_seed.values())
+    return bool(found) and min(found) > 1 / LARGEST and max(found) > span * min(found)
 
 
 # --- learning curves -----------------------------------------------------------------------------
@@ -472,15 +264,6 @@ def known_of(sweep: Sweep) -> Known:
     return Known(space_of(tuple(records.values())), {cell: known[cell] for cell in reversed(order)})
 
 
-def direction_of(sweep: Sweep) -> str:
-    """Return which way a sweep goes; what is not known is taken as less is better.
-
-    >>> direction_of(Sweep("a", "a", (), {}, {}, "up"))
-    'minimize'
-    """
-    return "maximize" if sweep.direction == "maximize" else "minimize"
-
-
 @dataclass(frozen=True)
 class BudgetLine:
     """The best value after each trial. ``kind`` is "separable", "random" (with a band), or "records".
@@ -570,42 +353,8 @@ def budget_curves(sweeps: Sequence[Sweep]) -> list[BudgetChart]:
     >>> [(line.kind, line.band.last) for line in chart.lines]
     [('separable', (6, 1.1)), ('random', (9, 1.1))]
     """
-    groups = list(_grouped((sweep for sweep in sweeps if sweep.records), _sweep_key).values())
-    details = [_details(group[0].config, group[0].about) for group in groups]
-    titles = told_apart([_sweeps_title(group[0]) for group in groups], details)
-    return [_budget_chart(title, group) for title, group in zip(titles, groups, strict=True)]
-
-
-def _sweep_key(sweep: Sweep) -> Hashable:
-    # Where nothing is known of the settings, what lies in one folder was put there to be compared.
-    where = "" if sweep.task else str(PurePath(sweep.place).parent)
-    return where, direction_of(sweep), sweep.measure, _key(sweep.config, sweep.about)
-
-
-def _sweeps_title(sweep: Sweep) -> str:
-    folder = PurePath(sweep.place).parent.name or sweep.name
-    return _group_title(sweep.config) if sweep.task else folder
-
-
-def titles_of(sweeps: Sequence[Sweep]) -> list[str]:
-    """Return the titles of sweeps; where those of one task are the same, with what they differ in, or their places.
-
-    >>> sweep = Sweep("a", "adam", (), {}, {}, "minimize")
-    >>> titles_of([sweep, Sweep("b", "adam", (), {}, {}, "minimize")])
-    ['adam, in=a', 'adam, in=b']
-    """
-    titles, tasks = [sweep.title for sweep in sweeps], [sweep.task for sweep in sweeps]
-    for details in (
-        [_method_details(sweep.config) for sweep in sweeps],
-        [_details(sweep.config, sweep.about) for sweep in sweeps],
-        [{"in": sweep.place} for sweep in sweeps],
-    ):
-        titles = told_apart(titles, details, tasks)
-    return titles
-
-
-def _method_details(config: Mapping[str, Any]) -> dict[str, Any]:
-    return {"weight_decay": config.get("weight_decay"), **_options(config, "optimizer_options")}
+    there = [sweep for sweep in sweeps if sweep.records]
+    return [_budget_chart(title, group) for title, group in comparable_sweeps(there)]
 
 
 def _budget_chart(title: str, sweeps: Sequence[Sweep]) -> BudgetChart:
@@ -694,13 +443,13 @@ def figure_1(synthetic: Synthetic) -> list[Start]:
     >>> start.title, round(start.minimiser, 4), start.lines[0].title, start.lines[0].w.middle
     ('from w = 0', 0.4995, 'SGD', (0.5,))
     """
-    by_start = _grouped(synthetic.rows, lambda row: number(row.get("w1")))
+    by_start = grouped(synthetic.rows, lambda row: number(row.get("w1")))
     starts = sorted(by_start, key=lambda w1: math.inf if w1 is None else w1)  # type: ignore[return-value, arg-type]
     return [_start(synthetic.config, number(w1), by_start[w1]) for w1 in starts]
 
 
 def _start(config: Mapping[str, Any], w1: float | None, rows: Sequence[Mapping[str, Any]]) -> Start:
-    by_method = _grouped(rows, lambda row: str(row.get("method") or "unknown method"))
+    by_method = grouped(rows, lambda row: str(row.get("method") or "unknown method"))
     lines = tuple(_synthetic_line(str(name), found) for name, found in by_method.items())
     has_bound = any(_quantity(row, "bound", "mean") is not None for row in rows)
     says_nothing = has_bound and all(line.bound.is_empty for line in lines)
@@ -784,7 +533,7 @@ def step_bars(times: StepTimes) -> list[BarGroup]:
     >>> [(bar.title, bar.ratio) for bar in step_bars(StepTimes("a", {}, rows))[0].bars]
     [('torch AdamW fused', 1.0), ('AvaGrad fused', 0.5)]
     """
-    groups = _grouped(times.rows, lambda row: str(row.get("parameters") or "unknown parameters"))
+    groups = grouped(times.rows, lambda row: str(row.get("parameters") or "unknown parameters"))
     found = [BarGroup(str(title), _bars(rows)) for title, rows in groups.items()]
     return [group for group in found if group.bars]
 
@@ -813,7 +562,7 @@ def _bars(rows: Sequence[Mapping[str, Any]]) -> tuple[Bar, ...]:
 
 def _above_0(value: object) -> float | None:
     known = number(value)
-    return known if known is not None and known > 1 / _LARGEST else None
+    return known if known is not None and known > 1 / LARGEST else None
 
 
 def _is_ours(name: str) -> bool:

@@ -19,9 +19,10 @@ Draw = Callable[[], Figure]
 _COLOURS = "viridis_r"
 LOOKS = {
     # Colours that nothing else in a figure has, so that a page can put its own in their place.
-    "light": {"paper": "#fefefe", "ink": "#1a1a1a", "faint": "#999999", "line": "#e6007e"},
-    "dark": {"paper": "#14161a", "ink": "#e8e8e8", "faint": "#777777", "line": "#ff5cad"},
+    "light": {"paper": "#fefefe", "ink": "#1a1a1a", "faint": "#999999"},
+    "dark": {"paper": "#14161a", "ink": "#e8e8e8", "faint": "#777777"},
 }
+_RIDGE, _PATH = "#e6007e", "#0d0d0d"  # they are on cells, which are as bright in every look
 _LONGEST = 60  # characters of a label
 
 
@@ -92,9 +93,9 @@ def draw_heat_maps(
     all_axes = figure.subplots(1, len(maps), squeeze=False)[0]
     for number, (axes, each) in enumerate(zip(all_axes, maps, strict=True)):
         _draw_cells(axes, each, f"cell-{number}", shade, colours, ink)
-        _draw_ridge(axes, each, ink)
+        _draw_ridge(axes, each)
         if paths and each.path:
-            _draw_path(axes, each, ink)
+            _draw_path(axes, each)
         _dress(axes, each, ink)
     _draw_scale(figure, all_axes, shade, colours, measure, ink)
     return figure
@@ -123,19 +124,19 @@ def _draw_cells(
                 text.set_in_layout(False)
 
 
-def _draw_ridge(axes: Any, each: HeatMap, ink: dict[str, str]) -> None:
+def _draw_ridge(axes: Any, each: HeatMap) -> None:
     """Draw the line of best lrs beneath the numbers, with a ring around each."""
     points = [(column, row) for column, row in enumerate(each.ridge) if row is not None]
     if len(points) > 1:
-        axes.plot(*zip(*points, strict=True), color=ink["line"], lw=1.3, marker="o", ms=10, mfc="none", zorder=2)
+        axes.plot(*zip(*points, strict=True), color=_RIDGE, lw=1.3, marker="o", ms=10, mfc="none", zorder=2)
     if each.best is not None:
         row, column = each.best
-        axes.plot(column, row, marker="o", ms=13, mfc="none", color=ink["line"], mew=2.4, ls="none", zorder=3)
+        axes.plot(column, row, marker="o", ms=13, mfc="none", color=_RIDGE, mew=2.4, ls="none", zorder=3)
 
 
-def _draw_path(axes: Any, each: HeatMap, ink: dict[str, str]) -> None:
+def _draw_path(axes: Any, each: HeatMap) -> None:
     rows, columns = zip(*each.path, strict=True)
-    axes.plot(columns, rows, color=ink["ink"], lw=1.0, ls=":", marker="s", ms=13, mfc="none", zorder=3)
+    axes.plot(columns, rows, color=_PATH, lw=1.0, ls=":", marker="s", ms=13, mfc="none", zorder=3)
 
 
 def _dress(axes: Any, each: HeatMap, ink: dict[str, str]) -> None:

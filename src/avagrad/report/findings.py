@@ -4,8 +4,9 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from avagrad.report.curves import Start, direction_of, figure_1, known_of, number
-from avagrad.report.reading import Collection, Sweep, Synthetic, method_title, protocol
+from avagrad.report.curves import Start, figure_1, known_of
+from avagrad.report.groups import comparable_sweeps, direction_of, number
+from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
 from avagrad.report.tables import Column, Entry, SweepRow, results, sweep_rows
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability
@@ -21,8 +22,8 @@ def findings(collection: Collection) -> list[str]:
     >>> records = tuple(Record(lr, eps, value=lr / eps) for lr in (1, 10) for eps in (0.1, 1))
     >>> for line in findings(Collection("a", sweeps=(Sweep("a", "Mine", records, {}, {}, "minimize"),))):
     ...     print(line)
-    Mine, 2 x 2: the best lr is 1 at every eps (slope 0.00; unknown at large eps), within one step of the overall best
-    for eps from 0.1 to 1. The best of all is lr 1, eps 1: 1.
+    Mine, 2 x 2: the best lr is 1 at every eps (slope 0.00, at large eps unknown); it stays within one step of the best
+    cell's for eps from 0.1 to 1. Best: lr 1, eps 1: 1.
     """
     return [
         *map(_synthetic, collection.synthetics),
@@ -85,15 +86,16 @@ def _ridge(row: SweepRow, parts: Separability) -> str:
         return "all diverged."
     lrs = [lr for _, lr in there]
     if min(lrs) == max(lrs):
-        where = f"{shown(lrs[0])} at every eps"
+        where = f"is {shown(lrs[0])} at every eps"
     else:
-        ends = " and ".join(f"{shown(lr)} at eps {shown(eps)}" for eps, lr in (there[0], there[-1]))
-        where = f"{ends}, from {shown(min(lrs))} to {shown(max(lrs))} over all eps"
-    slopes = f"slope {_slope(parts.slope)}; {_slope(parts.slope_at_large_eps)} at large eps"
-    first, last = map(shown, parts.stays)
+        first, last = (f"{shown(lr)} at eps {shown(eps)}" for eps, lr in (there[0], there[-1]))
+        where = f"goes from {first} to {last}"
+        if {min(lrs), max(lrs)} != {lrs[0], lrs[-1]}:
+            where += f", between {shown(min(lrs))} and {shown(max(lrs))}"
+    slopes = f"slope {_slope(parts.slope)}, at large eps {_slope(parts.slope_at_large_eps)}"
     return (
-        f"the best lr is {where} ({slopes}), within one step of the overall best for eps from {first} to {last}. "
-        f"The best of all is {_at(parts.best, row.value, row.unit)}."
+        f"the best lr {where} ({slopes}); it stays within one step of the best cell's for eps from "
+        f"{shown(parts.stays[0])} to {shown(parts.stays[1])}. Best: {_at(parts.best, row.value, row.unit)}."
     )
 
 
@@ -126,7 +128,7 @@ def _found(sweep: Sweep, row: SweepRow) -> str:
 
 
 def _same(one: Sweep, other: Sweep) -> bool:
-    return one.title == other.title and protocol(one.config, one.place) == protocol(other.config, other.place)
+    return one.title == other.title and len(comparable_sweeps([one, other])) == 1
 
 
 # --- comparisons ---

@@ -37,10 +37,10 @@ PAGE = "report.html"
 # to so many more.
 _DRAWINGS, _PICTURES, _SETTINGS = 3_000_000, 4_000_000, 600_000
 _LISTED = 500  # runs, and problems
-_OURS = re.compile(r"(heat-maps|budgets|learning-curves|figure-1|step-times)-\d+\.(png|svg)")
+_OURS = re.compile(r"(heat-maps|budgets|learning-curves|figure-1|step-times)-[a-z0-9-]+\.(png|svg)")
 _COLOURS = {
     LOOKS["light"]["paper"]: "none",
-    **{LOOKS["light"][name]: f"var(--{name})" for name in ("ink", "faint", "line")},
+    **{LOOKS["light"][name]: f"var(--{name})" for name in ("ink", "faint")},
 }
 
 
@@ -216,16 +216,22 @@ class _Page:
 
 
 def inline_svg(svg: str, prefix: str, hover: Mapping[str, str]) -> str:
-    """Return an SVG as a part of a page: in the page's colours, small, its ids its own, its cells with what they hold.
+    r"""Return an SVG as a part of a page: in the page's colours, small, its ids its own, its cells with what they hold.
 
-    >>> svg = '<?xml?><svg width="9pt"><g id="a"><path d="M 1.234 2" style="fill: #1a1a1a"/></g></svg>'
-    >>> inline_svg(svg, "p", {"a": "<1>"})
-    '<svg role="img"><g class="cell" data-told="&lt;1&gt;"><path d="M 1.2 2" style="fill: var(--ink)"/></g></svg>'
+    >>> svg = '<?xml?><svg width="9pt"><g id="a"><path d="M 1.23 2" style="fill: #1a1a1a"/></g><text>1.23</text></svg>'
+    >>> print(inline_svg(svg, "p", {"a": "<1>"}).replace("><", ">\n<"))
+    <svg role="img">
+    <g class="cell" data-told="&lt;1&gt;">
+    <path d="M 1.2 2" style="fill: var(--ink)"/>
+    </g>
+    <text>1.23</text>
+    </svg>
     """
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
     svg = re.sub(r'(<svg[^>]*?) width="[^"]*"( height="[^"]*")?', r'\1 role="img"', svg, count=1)
-    svg = re.sub(r"font-family: [^;\"]*;? ?|(?<=\d\.\d)\d+", "", svg)
+    # In tags alone: a text may hold a number, too.
+    svg = re.sub("<[^>]*>", lambda tag: re.sub(r"font-family: [^;\"]*;? ?|(?<=\d\.\d)\d+", "", tag[0]), svg)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace(' "', '"')
     svg = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", svg)
 

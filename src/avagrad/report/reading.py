@@ -26,8 +26,6 @@ __all__ = [
     "Synthetic",
     "collect",
     "method_title",
-    "protocol",
-    "protocol_title",
     "thinned_lines",
 ]
 
@@ -35,7 +33,6 @@ OUTPUT = "report-files"  # beside the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
-_PROTOCOL = ("task", "epochs", "milestones", "factor", "clip", "task_options")
 _ALL = 10**9
 _NAMED = 5  # bad lines of a file that are named one by one
 # What a method does by default says nothing about it.
@@ -232,40 +229,6 @@ def method_title(config: Mapping[str, Any]) -> str:
         if key not in _USUAL and usual.get(key) != value
     ]
     return ", ".join([title, *told]) if title else ""
-
-
-def protocol(config: Mapping[str, Any], place: str = "") -> str:
-    """Return a key that runs share whose errors can be compared: the same task, model, data and length.
-
-    Where no task is known, those that lie in the same folder share one.
-
-    >>> protocol({"task": "digits", "lr": 1}) == protocol({"task": "digits", "lr": 2, "optimizer": "sgd"})
-    True
-    >>> protocol({}, "a/x.jsonl") == protocol({}, "b/x.jsonl")
-    False
-    """
-    if not config.get("task"):
-        return str(Path(place).parent)
-    shared = {key: config.get(key) for key in _PROTOCOL}
-    data = config.get("data")
-    return json.dumps(shared | {"data": Path(data).name if isinstance(data, str) else None}, sort_keys=True)
-
-
-def protocol_title(config: Mapping[str, Any], place: str = "") -> str:
-    """Return what people call a protocol: the task, its model and data, and how long is trained.
-
-    >>> protocol_title({"task": "cifar", "epochs": 20, "task_options": {"model": "small"}, "data": "/d/images.tar"})
-    'cifar (small, 20 epochs, images.tar)'
-    >>> protocol_title({}, "mine/adam.jsonl")
-    'mine'
-    """
-    if not config.get("task"):
-        return Path(place).parent.name or Path(place).stem
-    options, epochs, data = (config.get(key) for key in ("task_options", "epochs", "data"))
-    model = options.get("model") if isinstance(options, Mapping) else None
-    length = f"{epochs} epoch{'' if epochs == 1 else 's'}" if isinstance(epochs, int) else None
-    told = [str(part) for part in (model, length, Path(data).name if isinstance(data, str) else None) if part]
-    return f"{config['task']} ({', '.join(told)})" if told else str(config["task"])
 
 
 def collect(folder: str | os.PathLike[str]) -> Collection:

@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from avagrad.lab.methods import METHODS
-from avagrad.report.curves import (
+from avagrad.report.curves import known_of
+from avagrad.report.groups import (
     Group,
     Setting,
     comparable,
     direction_of,
-    known_of,
     mean_of_all,
     number,
     titles_of,

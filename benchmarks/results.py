@@ -1,0 +1,59 @@
+"""Draws what is in results/ anew, from its records alone: the page of all of it, and the figures of the documents.
+
+python benchmarks/results.py
+"""
+
+from pathlib import Path
+
+from avagrad.report.charts import draw_figure_1, draw_step_bars
+from avagrad.report.curves import figure_1, step_bars
+from avagrad.report.figures import draw_heat_maps, save
+from avagrad.report.heatmaps import heat_map
+from avagrad.report.page import write_report
+from avagrad.report.reading import Collection, Sweep, collect
+
+ROOT = Path(__file__).parent.parent
+FIGURES = ROOT / "docs" / "figures"
+# The name of a figure of heat maps: what its values are, and the sweeps that are drawn side by side.
+MAPS = {
+    "cifar10-heat-maps": ("validation error, %", ("cifar10-jpeg-small/adam", "cifar10-jpeg-small/avagrad")),
+    "text-heat-maps": (
+        "validation, bits per character",
+        ("tinyshakespeare-small/adam", "tinyshakespeare-small/avagrad"),
+    ),
+    "digits-heat-maps": ("validation error, %", ("separable-digits/adam.jsonl", "separable-digits/avagrad.jsonl")),
+}
+
+
+def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
+    """Draw the figures that the documents show; return their paths."""
+    sweeps: dict[str, Sweep] = {sweep.place: sweep for sweep in held.sweeps}
+    drawn = {
+        name: draw_heat_maps(
+            [heat_map(sweeps[place].title, sweeps[place].records) for place in places], measure=measure
+        )
+        for name, (measure, places) in MAPS.items()
+    }
+    drawn["figure-1"] = draw_figure_1(figure_1(held.synthetics[0]))
+    (h200,) = (times for times in held.step_times if times.place == "step-h200.json")
+    drawn["step-times"] = draw_step_bars(step_bars(h200))
+    to.mkdir(parents=True, exist_ok=True)
+    paths = [to / f"{name}.png" for name in drawn]
+    for path, figure in zip(paths, drawn.values(), strict=True):
+        save(figure, path)
+    return paths
+
+
+def main() -> None:
+    """Draw everything."""
+    held = collect(ROOT / "results")
+    for problem in held.problems:
+        raise SystemExit(f"results/{problem}")
+    for path in draw_documents_figures(held, FIGURES):
+        print(path.relative_to(ROOT))
+    report = write_report(ROOT / "results")
+    print(f"{report.page.relative_to(ROOT)}, with {len(report.files)} files in {report.beside.relative_to(ROOT)}")
+
+
+if __name__ == "__main__":
+    main()

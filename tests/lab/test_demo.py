@@ -1,0 +1,221 @@
+"""The demonstration: all jobs, killed and stopped, and what it says at the end."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from demo_jobs import Failing, Waiting, tiny_jobs, training
+from typer.testing import CliRunner
+
+from avagrad.cli import app
+from avagrad.lab.demo import Job, jobs, run
+from avagrad.lab.folder import RunFolder
+from avagrad.lab.methods import METHODS
+from avagrad.report.findings import findings, six_lines
+from avagrad.report.reading import Collection, Run, Sweep, Synthetic, collect
+from avagrad.tune.records import Record
+
+
+def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
+    """All files, with their times."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
+
+
+def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
+    until = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < until, "it took too long"
+        time.sleep(0.02)
+
+
+def test_the_demonstration_is_what_it_says() -> None:
+    by_name = {job.name: job for job in jobs()}
+    assert len(by_name) == 1 + 3 + 1 + 2 * 2 * len(METHODS)
+    maps = [by_name[f"maps/{name}"] for name in ("adam", "avagrad", "avagrad-active")]
+    assert [len(job.points) for job in maps] == [441] * 3  # type: ignore[attr-defined]
+    assert sum(job.cost for job in by_name.values()) < 270  # three minutes on two cores, with the page
+
+
+def test_all_kinds_run_and_are_not_run_again(tmp_path: Path) -> None:
+    told: dict[str, list[float]] = {}
+    todo = tiny_jobs()
+    assert run(todo, tmp_path, tell=lambda name, share: told.setdefault(name, []).append(share)) == {}
+    assert all(job.is_done(tmp_path) for job in todo)
+    assert told.keys() == {job.name for job in todo}
+    assert all(shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares) for shares in told.values())
+    found = collect(tmp_path)
+    assert (len(found.synthetics), len(found.sweeps), len(found.runs), found.problems) == (1, 2, 1, ())
+    before = contents(tmp_path)
+    assert run(todo, tmp_path, tell=lambda name, share: pytest.fail(name)) == {}
+    assert contents(tmp_path) == before
+
+
+def can_be_claimed(folder: Path) -> bool:
+    try:
+        with RunFolder.claim(folder, {}, {}, resume=True):
+            return True
+    except BlockingIOError:
+        return False
+
+
+def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
+    todo = [training(), Waiting(name="waiting", cost=2.0)]
+    path = os.pathsep.join(sys.path)
+    script = [sys.executable, str(Path(__file__).with_name("demo_jobs.py")), str(tmp_path)]
+    process = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
+    try:
+        wait_for(lambda: todo[0].is_done(tmp_path) and (tmp_path / "waiting" / "config.json").exists())
+        assert not can_be_claimed(tmp_path / "waiting")
+    finally:
+        process.kill()
+        process.wait()
+    wait_for(lambda: can_be_claimed(tmp_path / "waiting"), 10.0)  # its worker has ended too
+    before = contents(tmp_path / "runs")
+    (tmp_path / "go").touch()
+    assert run(todo, tmp_path) == {}
+    assert todo[1].is_done(tmp_path)
+    assert contents(tmp_path / "runs") == before
+
+
+def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "avagrad", "demo", "--out", str(tmp_path / "x"), "--workers", "2"]
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
+    metrics = tmp_path / "x" / "maps" / "avagrad-active" / "metrics.jsonl"
+    try:
+        wait_for(metrics.exists)
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does
+        _, said = process.communicate(timeout=30)
+    finally:
+        process.kill()
+    assert process.returncode == 130
+    assert "the same command goes on" in said
+    assert "Traceback" not in said
+    assert metrics.with_name("checkpoint.pt").exists()
+
+
+def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failing = [Failing(name="fails", cost=3.0, dies=False), Failing(name="dies", cost=2.0, dies=True)]
+    todo: list[Job] = [*failing, training()]
+    monkeypatch.setattr("avagrad.cli.demo.jobs", lambda: todo)
+    arguments = ("demo", "--out", str(tmp_path / "x"), "--workers", "1")
+    result = CliRunner().invoke(app, arguments)
+    assert result.exit_code == 1
+    assert "failed: fails: there is no go" in result.stderr
+    assert "failed: dies: its process was ended: Killed" in result.stderr
+    assert todo[2].is_done(tmp_path / "x")
+    page = tmp_path / "x" / "report.html"
+    assert len(result.stdout.splitlines()) == 7
+    assert result.stdout.splitlines()[-1] == f"the page is {page}"
+    (tmp_path / "x" / "go").touch()
+    again = CliRunner().invoke(app, arguments)
+    assert again.exit_code == 0, again.output
+    assert "3 jobs, 1 of them are there already" in again.stderr
+    before = contents(tmp_path / "x")
+    third = CliRunner().invoke(app, arguments)
+    assert third.stdout == again.stdout
+    assert third.stderr == "all 3 jobs were there already\n"
+    assert contents(tmp_path / "x") == before
+
+
+def test_what_would_run_is_said_without_running_it(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ("demo", "--dry-run", "--out", str(tmp_path / "x")))
+    assert result.exit_code == 0
+    assert len(result.stdout.splitlines()) == len(jobs()) + 1
+    assert not (tmp_path / "x").exists()
+
+
+def test_a_place_where_nothing_can_be_written(tmp_path: Path) -> None:
+    (tmp_path / "x").touch()
+    result = CliRunner().invoke(app, ("demo", "--out", str(tmp_path / "x")))
+    assert isinstance(result.exception, OSError)
+    assert "where nothing can be written" in str(result.exception)
+
+
+# --- findings ---
+
+CONFIG = {"task": "digits", "optimizer": "avagrad"}
+
+
+def sweep(values: dict[tuple[float, float], float], place: str = "maps/a") -> Sweep:
+    records = tuple(Record(lr, eps, value=value) for (lr, eps), value in values.items())
+    return Sweep(place, place, records, CONFIG, {}, "minimize")
+
+
+def a_run(optimizer: str, seed: int, error: float | None) -> Run:
+    config = {"task": "digits", "optimizer": optimizer, "lr": 0.1, "seed": seed}
+    ended = {"status": "finished", "validation": {"error": error}, "test": {"error": error}}
+    result = {"status": "diverged", "validation": None, "test": None} if error is None else ended
+    return Run(f"runs/{optimizer}-{seed}", config, {}, (), 1, result)
+
+
+LRS, EPSES = (0.01, 0.1, 1.0, 10.0, 100.0), (0.001, 0.01, 0.1, 1.0, 10.0)
+
+
+def test_a_ridge_that_moves_and_one_that_stays() -> None:
+    moves = sweep({(lr, eps): max(lr / eps, eps / lr) for lr in LRS for eps in EPSES})
+    stays = sweep({(lr, eps): abs(lr - 1) + eps for lr in LRS for eps in EPSES})
+    one, other = findings(Collection("x", sweeps=(moves, stays)))
+    assert one.startswith("AvaGrad on digits, 5 x 5: the best lr goes from 0.01 at eps 0.001 to 10 at eps 10 (slope")
+    assert "the best lr is 1 at every eps (slope 0.00, at large eps 0.00)" in other
+    assert other.endswith("for eps from 0.001 to 10. Best: lr 1, eps 0.001: 0.001 %.")
+
+
+def test_a_search_is_told_beside_its_grid() -> None:
+    whole = {(lr, eps): 1 + abs(lr - 1) + abs(eps - 0.1) for lr in LRS for eps in EPSES}
+    ring = {(lr, eps) for lr in (0.1, 1.0, 10.0) for eps in (0.01, 0.1, 1.0)}
+    part = {(lr, eps): value for (lr, eps), value in whole.items() if lr == 1 or eps == 0.1 or (lr, eps) in ring}
+    *_, told = findings(Collection("x", sweeps=(sweep(whole), sweep(part, "search/a"))))
+    assert told == (
+        "The search for AvaGrad on digits: 13 trials found lr 1, eps 0.1: 1 % (the first ring confirmed it); "
+        "the best of the grid's 25 is lr 1, eps 0.1: 1 %."
+    )
+    started = sweep({(1.0, 0.1): 3.0, (10.0, 0.1): 2.0, (1.0, 1.0): 4.0}, "search/a")
+    (so_far,) = findings(Collection("x", sweeps=(started,)))
+    assert "3 trials so far, the best of them lr 10, eps 0.1: 2 %" in so_far
+
+
+def test_methods_are_compared_by_their_means() -> None:
+    errors = {"sgd": (2.0, 3.0), "adam": (1.0, 1.5), "avagrad": (1.0, 1.5), "adamw": (None, 2.0)}
+    runs = tuple(a_run(name, seed, error) for name, both in errors.items() for seed, error in enumerate(both))
+    (told,) = findings(Collection("x", runs=runs))
+    assert told == (
+        "digits, test error, %, mean (sd): least Adam 1.25 (0.35, 2 seeds) and AvaGrad 1.25 (0.35, 2 seeds), "
+        "next SGD 2.5 (0.71, 2 seeds), of 4 methods; without a result, or diverged: AdamW."
+    )
+
+
+def test_where_the_synthetic_problem_ended() -> None:
+    rows = tuple(
+        {"w1": 0.0, "method": name, "step": step, "w": {"mean": w * step / 10}, "mean_w": {"mean": 0.3}}
+        for name, w in (("adam", 1.0), ("delayed-adam", 0.5))
+        for step in (1, 10)
+    )
+    config = {"runs": [{"w1": 0.0, "C": 999.0, "delta": 1.0}]}
+    (told,) = findings(Collection("x", synthetics=(Synthetic("synthetic", config, {}, rows),)))
+    assert told == (
+        "The synthetic problem, w after 10 steps: from w = 0 (w* = 0.4995) Adam at 1.000, Delayed Adam at 0.500."
+    )
+
+
+def test_what_diverged_or_is_missing_is_said() -> None:
+    all_gone = sweep({(lr, eps): float("inf") for lr in LRS for eps in EPSES})
+    lost = sweep({(1.0, 0.1): float("inf"), (10.0, 0.1): float("inf"), (1.0, 1.0): float("inf")})
+    odd = Synthetic("synthetic", {}, {}, ({"w": None}, {"step": "x"}, {}))
+    held = Collection("x", (a_run("sgd", 0, None),), (all_gone, lost), (odd,))
+    assert findings(held) == [
+        "The synthetic problem, w: nothing was recorded.",
+        "AvaGrad on digits, 5 x 5: all diverged.",
+        "The search for AvaGrad on digits: 3 trials of which all diverged.",
+        "digits, test error, %: no method has a result; without a result, or diverged: SGD.",
+    ]
+    lines = six_lines(held)
+    assert len(lines) == len(six_lines(Collection("x"))) == 6
+    assert lines[1] == "The map of Adam: not there."
+    json.dumps(lines)  # plain texts

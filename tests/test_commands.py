@@ -1,0 +1,120 @@
+"""Commands in the documents: quick ones are run, in their order, the others at least understood (``--dry-run``)."""
+
+import argparse
+import os
+import re
+import runpy
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+BIN = Path(sys.executable).parent
+OURS = ("avagrad ", "python ", "torchrun ", "make ")
+# Run as they stand, each in well under 20 s; what they write is in a folder of the test's own.
+QUICK = {
+    "avagrad list",
+    "avagrad train digits",
+    "avagrad train digits --optimizer avagrad --lr 1 --eps 0.1 --out runs/x",
+    "avagrad train digits --optimizer sgd --seed 0",
+    "avagrad report runs",
+    "avagrad study export runs/mine.journal mine.jsonl",
+    "avagrad study import mine.jsonl --storage other.journal --name mymodule:objective",
+    "avagrad study show runs/mine.journal",
+    "avagrad tune mymodule:objective --lr 1e-4:1e3:15 --eps 1e-8:100:11 --storage runs/mine.journal --workers 2",
+}
+# Spoken of without the arguments that they need.
+MENTIONED = {"avagrad tune", "avagrad study import", "python -m avagrad.lab.trainer", "python -m avagrad.lab.ensemble"}
+TASK = "from avagrad.lab.tasks.digits import Digits\n\n\nclass MyTask(Digits):\n    pass\n"
+OBJECTIVE = (
+    "import math\n\n\ndef objective(trial):\n    return abs(math.log10(trial.lr)) + abs(math.log10(trial.eps))\n"
+)
+
+
+def commands() -> list[str]:
+    """All commands in the documents, without their remarks, each once."""
+    found: dict[str, None] = {}
+    for path in DOCUMENTS:
+        text = path.read_text()
+        lines = [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+        inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
+        for line in [*lines, *(words for words in inline if " " in words)]:
+            command = re.sub(r"\s+#.*", "", line).strip()
+            if command.startswith(OURS):
+                found[command] = None
+    return list(found)
+
+
+def test_the_documents_have_the_quick_ones() -> None:
+    assert set(commands()) >= QUICK, QUICK - set(commands())
+
+
+def test_quick_commands_run(tmp_path: Path) -> None:
+    (tmp_path / "mymodule.py").write_text(OBJECTIVE)
+    environment = os.environ | {"PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}"}
+    order = sorted(QUICK, key=lambda command: ("tune" not in command, "study" in command, "import" in command))
+    for command in order:
+        done = subprocess.run(
+            shlex.split(command), cwd=tmp_path, env=environment, capture_output=True, text=True, check=False, timeout=60
+        )
+        assert done.returncode == 0, (command, done.stdout, done.stderr)
+        assert done.stdout
+
+
+class _ParsedError(Exception):
+    """The arguments were understood."""
+
+
+@pytest.mark.parametrize("command", [command for command in commands() if command not in QUICK])
+def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = [word.replace("cuda", "cpu") for word in shlex.split(command)]  # there may be no GPU here
+    if words[0] == "make":
+        done = subprocess.run(["make", "-n", "-C", str(ROOT), *words[1:]], capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        return
+    if words[0] == "torchrun":
+        words = ["python", *words[words.index("-m") :]]
+    if words[0] == "python" and words[1] != "-m":  # a script: it is stopped as soon as it has its arguments
+        _parse_script(ROOT / words[1], words[2:], monkeypatch)
+        return
+    words.append("--help" if command in MENTIONED else "--dry-run")
+    (tmp_path / "my_module.py").write_text(TASK)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert _ends_with(words) == 0
+
+
+def _ends_with(words: list[str]) -> int:
+    """Run a command of ours in this process, where torch is imported already; return its exit code."""
+    from avagrad.cli import main
+    from avagrad.lab import command, ensemble_command
+
+    mains = {"avagrad.lab.trainer": command.main, "avagrad.lab.ensemble": ensemble_command.main}
+    try:
+        if words[0] != "avagrad":
+            return mains[words[2]](words[3:])
+        main(words[1:])
+    except SystemExit as end:
+        return int(end.code or 0)
+    return 0
+
+
+def _parse_script(path: Path, arguments: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    if "argparse" not in path.read_text():
+        compile(path.read_text(), str(path), "exec")
+        assert not arguments
+        return
+    parse = argparse.ArgumentParser.parse_args
+
+    def stop(self: argparse.ArgumentParser, *given: object, **options: object) -> None:
+        parse(self, arguments)
+        raise _ParsedError
+
+    monkeypatch.setattr(argparse.ArgumentParser, "parse_args", stop)
+    monkeypatch.setattr(sys, "argv", [str(path), *arguments])
+    with pytest.raises(_ParsedError):
+        runpy.run_path(str(path), run_name="__main__")

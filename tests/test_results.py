@@ -1,0 +1,109 @@
+"""What is in results/ can be read, and the documents say what it says."""
+
+import re
+import runpy
+from pathlib import Path
+
+import pytest
+
+from avagrad.report.curves import budget_curves
+from avagrad.report.heatmaps import heat_map
+from avagrad.report.reading import Collection, Sweep, collect
+
+ROOT = Path(__file__).parent.parent
+METHODS = ("adam", "avagrad", "avagrad-active")
+
+
+@pytest.fixture(scope="module")
+def held() -> Collection:
+    return collect(ROOT / "results")
+
+
+@pytest.fixture(scope="module")
+def sweeps(held: Collection) -> dict[str, Sweep]:
+    return {sweep.place: sweep for sweep in held.sweeps}
+
+
+def row_of(document: str, beginning: str) -> list[str]:
+    """Return the cells of the one row of a table that begins so."""
+    lines = [line for line in (ROOT / document).read_text().splitlines() if line.startswith(f"| {beginning} |")]
+    assert len(lines) == 1, (document, beginning, lines)
+    return [cell.strip() for cell in lines[0].strip("| ").split("|")][1:]
+
+
+def rows_of(document: str, beginning: str) -> list[list[str]]:
+    lines = [line for line in (ROOT / document).read_text().splitlines() if line.startswith(f"| {beginning} |")]
+    return [[cell.strip() for cell in line.strip("| ").split("|")][1:] for line in lines]
+
+
+def test_everything_can_be_read(held: Collection) -> None:
+    assert held.problems == ()
+    assert len(held.runs) >= 3
+    assert len(held.sweeps) >= 11
+    assert held.synthetics
+    assert len(held.step_times) == 2
+
+
+@pytest.mark.parametrize(
+    ("folder", "place", "cells"), [("cifar10-jpeg-small", 0, 441), ("tinyshakespeare-small", 1, 168)]
+)
+def test_the_table_of_maps_is_what_the_records_say(
+    sweeps: dict[str, Sweep], folder: str, place: int, cells: int
+) -> None:
+    document = "docs/tuning.md"
+    moves = rows_of(document, "steps that it moves; slope over all eps, large eps")[place]
+    lines = [
+        line for line in (ROOT / document).read_text().splitlines() if line.startswith("| two lines and rings: tr")
+    ]
+    found = [cell.strip() for cell in lines[place].strip("| ").split("|")][1:]
+    for i, method in enumerate(METHODS):
+        sweep = sweeps[f"{folder}/{method}"]
+        assert len(sweep.records) == cells
+        parts = heat_map(method, sweep.records).separability
+        assert parts is not None
+        assert parts.slope is not None
+        assert parts.slope_at_large_eps is not None
+        assert parts.pick is not None
+        slopes = f"{parts.slope + 0.0:.2f}, {round(parts.slope_at_large_eps, 2) + 0.0:.2f}"
+        assert moves[i] == f"{parts.moves}; {slopes}"
+        digits = 1 if place == 0 else 2
+        unit = " %" if place == 0 else ""
+        assert found[i] == (
+            f"{parts.trials}: {parts.pick.lr:g}, {parts.pick.eps:g}: {parts.pick_loss:.{digits}f}{unit}"
+        )
+
+
+@pytest.mark.parametrize(
+    ("title", "folder", "digits"),
+    [("CIFAR-10", "cifar10-jpeg-small", 1), ("Tiny Shakespeare, bits", "tinyshakespeare-small", 3)],
+)
+def test_the_table_of_equal_budgets_is_what_the_records_say(
+    sweeps: dict[str, Sweep], title: str, folder: str, digits: int
+) -> None:
+    cells = row_of("docs/reproduce.md", title)
+    told = [re.match(r"([\d.]+) %? ?after (\d+)", cell) for cell in cells]
+    numbers = [(found[1], int(found[2])) for found in told if found is not None]
+    fixed = [record for record in sweeps[f"{folder}/adam"].records if record.eps == 1e-8]
+    (chart,) = budget_curves([sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/")])
+    ends = {line.title: line.band for line in chart.lines if line.kind != "random"}
+    expected = [
+        (ends["SGD"].middle[-1], len(ends["SGD"].x)),
+        (min(record.value for record in fixed), len(fixed)),
+        (ends["AvaGrad"].middle[-1], len(ends["AvaGrad"].x)),
+        (ends["Adam"].middle[-1], len(ends["Adam"].x)),
+    ]
+    assert numbers == [(f"{value:.{digits}f}", trials) for value, trials in expected]
+
+
+def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, tmp_path: Path) -> None:
+    """The same pixels where matplotlib is the same; every figure that a document shows is among them."""
+    script = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))
+    drawn = script["draw_documents_figures"](held, tmp_path)
+    shown = {
+        Path(name).name
+        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", document.read_text())
+    }
+    assert shown == {path.name for path in drawn} == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
+    for path in drawn:
+        assert path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes(), path.name
