@@ -6,8 +6,9 @@ from pathlib import Path
 import pytest
 
 from avagrad.report.figures import draw_heat_maps, save
-from avagrad.report.heatmaps import HeatMap, heat_map, shades, ticks
+from avagrad.report.heatmaps import HeatMap, heat_map, shades, space_of, ticks
 from avagrad.tune.records import Record
+from avagrad.tune.search import replay, scores
 
 PAPER = [factor * 10.0**k for k in range(-8, 3) for factor in (1, 2)][:-1]
 
@@ -38,7 +39,7 @@ def test_the_ridge_is_where_the_valley_is(slope: float) -> None:
 def test_a_part_of_a_grid_has_holes_and_no_separability() -> None:
     found = heat_map("map", [Record(1, 0.1, value=3), Record(2, 0.2, value=4), Record(2, 0.1, value=math.inf)])
     assert found.values == ((3.0, None), (math.inf, 4.0))
-    assert found.ridge == (0, 1)
+    assert found.ridge == (0, None), "of one cell alone nothing can be said"
     assert found.best == (0, 0)
     assert found.separability is None
     assert found.path == ()
@@ -90,3 +91,20 @@ def test_everything_can_be_drawn(maps: list[HeatMap], look: str, tmp_path: Path)
         save(draw_heat_maps(maps, look=look), tmp_path / name)
     assert (tmp_path / "a.svg").read_bytes() == (tmp_path / "b.svg").read_bytes()
     assert (tmp_path / "a.png").stat().st_size > 1000
+
+
+def test_a_search_that_was_run_has_its_path() -> None:
+    """The cells of two lines and a ring alone, as a search leaves them."""
+    tens = [10.0**k for k in range(-8, 3)]
+    whole = grid(tens, tens, 0.0)
+    path = heat_map("map", whole).path
+    space = space_of(whole)
+    order = replay("separable", space, scores(whole), start=space.start()).order
+    part = [record for record in whole if record.point.cell in order]
+    found = heat_map("map", part)
+    assert len(part) < 30
+    assert found.separability is None
+    assert found.path == path
+    assert len(path) >= 2
+    assert found.subtitle == f"{len(part)} of 121 cells"
+    assert heat_map("map", part[:-1]).path == (), "a search that has not ended has none"

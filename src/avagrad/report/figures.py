@@ -151,9 +151,7 @@ def _dress(axes: Any, each: HeatMap, ink: dict[str, str]) -> None:
     axes.set_ylabel("lr", color=ink["ink"], fontsize=9)
     for spine in axes.spines.values():
         spine.set_color(ink["faint"])
-    found = each.separability
-    slope = "" if found is None or found.slope is None else f"\nslope of the ridge {found.slope:.2f}"
-    axes.set_title(f"{label(each.title)}{slope}", color=ink["ink"], fontsize=10)
+    axes.set_title("\n".join(filter(None, (label(each.title), each.subtitle))), color=ink["ink"], fontsize=10)
 
 
 def _draw_scale(

@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from avagrad.tune.records import Record
-from avagrad.tune.search import plan, replay, scores
+from avagrad.tune.search import Score, plan, replay, scores
 from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import Cell, Space, axis
 
@@ -17,7 +17,8 @@ class HeatMap:
     """A map of lr (rows, from the smallest up) against eps (columns).
 
     A value is None where there is no record, and infinite where the run diverged; ``ridge`` has a row for each column,
-    or None; ``path`` has the cells that a separable search goes through, as (row, column).
+    or None (also where one cell alone was run); ``path`` has the cells that a separable search goes through, as (row,
+    column).
 
     >>> HeatMap("adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).finite
     [0.5]
@@ -37,6 +38,22 @@ class HeatMap:
         """The values that are numbers, in no order."""
         return [value for row in self.values for value in row if value is not None and math.isfinite(value)]
 
+    @property
+    def subtitle(self) -> str:
+        """The slope of the ridge, or how much of the grid there is.
+
+        >>> HeatMap("Adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).subtitle
+        '1 of 2 cells'
+        """
+        if self.separability is None:
+            return f"{self._run} of {len(self.lr) * len(self.eps)} cells"
+        slope = self.separability.slope
+        return "" if slope is None else f"slope of the ridge {slope:.2f}"
+
+    @property
+    def _run(self) -> int:
+        return sum(value is not None for row in self.values for value in row)
+
     def told(self) -> str:
         """Return what the map says in a few sentences.
 
@@ -46,8 +63,7 @@ class HeatMap:
         if self.separability is not None:
             return f"{self.title}: {self.separability.told()}"
         cells = len(self.lr) * len(self.eps)
-        run = sum(value is not None for row in self.values for value in row)
-        told = f"{self.title}: {run} of {cells} cells {'was' if run == 1 else 'were'} run."
+        told = f"{self.title}: {self._run} of {cells} cells {'was' if self._run == 1 else 'were'} run."
         if self.best is None:
             return f"{told} All of them diverged."
         row, column = self.best
@@ -120,9 +136,10 @@ def heat_map(title: str, records: Sequence[Record], *, direction: str = "minimiz
     return HeatMap(title, lrs, epses, values, ridge, place, path, found)
 
 
-def _lowest(column: Sequence[object]) -> int | None:
-    ranks = [(score.rank, i) for i, score in enumerate(column) if score is not None and not score.failed]  # type: ignore[attr-defined]
-    return min(ranks)[1] if ranks else None
+def _lowest(column: Sequence[Score | None]) -> int | None:
+    known = [(score, i) for i, score in enumerate(column) if score is not None]
+    ranks = [(score.rank, i) for score, i in known if not score.failed]
+    return min(ranks)[1] if ranks and len(known) > 1 else None  # one cell alone is not the best of its eps
 
 
 def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[float, float]:
