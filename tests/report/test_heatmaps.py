@@ -107,4 +107,5 @@ def test_a_search_that_was_run_has_its_path() -> None:
     assert found.path == path
     assert len(path) >= 2
     assert found.subtitle == f"{len(part)} of 121 cells"
-    assert heat_map("map", part[:-1]).path == (), "a search that has not ended has none"
+    begun = [record for record in part if record.point.cell != order[-1]]
+    assert heat_map("map", begun).path == (), "a search that has not ended has none"
