@@ -3,19 +3,15 @@
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
-import typer
 from typer.testing import CliRunner
 
 import avagrad
 from avagrad.cli import app
-from avagrad.lab.command import OPTIONS, config_of
 from avagrad.lab.methods import METHODS
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks import TASKS
@@ -129,35 +125,6 @@ def test_bench_step_prints_a_table() -> None:
     result = CliRunner().invoke(app, ["bench", "step", "--device", "cpu", "--sets", "1000x1024"])
     assert result.exit_code == 0, result.output
     assert "| 1000x1024 | AvaGrad fused |" in result.output
-
-
-DOCUMENTS = "".join(path.read_text() for path in (ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))))
-COMMANDS = sorted(set(re.findall(r"(?:^|`)avagrad ((?:train|synthetic|list|bench)\b[^`#\n]*)", DOCUMENTS, re.M)))
-
-
-def test_there_are_commands_in_the_documents() -> None:
-    assert len(COMMANDS) > 5
-
-
-@pytest.mark.parametrize("line", COMMANDS)
-def test_commands_in_the_documents_parse(line: str) -> None:
-    """Each is read as it would be, and a training run is put together, but not run."""
-    command: Any = typer.main.get_command(app)
-    arguments = shlex.split(line)
-    while hasattr(command, "commands"):
-        command = command.commands[arguments.pop(0)]
-    with command.make_context("avagrad", arguments) as context:
-        if "task" in context.params:
-            given = {name: context.params.get(name) for name in OPTIONS} | {"device": "cpu"}  # there may be no other
-            options, of_method = context.params["option"] or (), context.params["optimizer_option"] or ()
-            assert config_of(context.params["task"], given, options, of_method).lr > 0
-
-
-def test_the_quick_commands_of_the_documents_run(tmp_path: Path) -> None:
-    for line in COMMANDS:
-        if line.startswith(("list", "train digits")):
-            done = avagrad_command(*shlex.split(line), cwd=tmp_path)
-            assert done.returncode == 0, done.stderr
 
 
 def test_without_typer_the_command_says_what_to_install() -> None:

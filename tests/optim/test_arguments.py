@@ -200,7 +200,7 @@ def test_signatures_are_what_we_promise() -> None:
     expected = (
         "(self, params, lr=0.1, betas=(0.9, 0.999), eps=0.1, weight_decay=0.0, *, bias_correction=True, "
         "norm=2, active_only=False, maximize=False, rounding='nearest', rounding_seed=0, "
-        "foreach=None, capturable=False, differentiable=False, fused=None)"
+        "foreach=None, capturable=False, differentiable=False, fused=None, process_group=None)"
     )
     signature = inspect.signature(AvaGrad.__init__)
     bare = signature.replace(

@@ -102,7 +102,8 @@ def test_with_gamma_one_avagrad_is_delayed_adam(
     w = torch.nn.Parameter(torch.ones(5).double())
     opt = AvaGrad([w], lr=0.1, foreach=False, **options)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delayed, "global_gamma", lambda batches: {torch.device("cpu"): torch.ones(()).double()})
+        one = {torch.device("cpu"): torch.ones(()).double()}
+        patch.setattr(delayed, "global_gamma", lambda batches, sharding: one)
         got = train(opt, [w], [[g] for g in grads])[0]
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
 

@@ -1,5 +1,7 @@
 """AdaShift (Zhou, Zhang, Lu, Wang, Zhang, Yu, 2019): second moments from gradients n steps ago."""
 
+from functools import partial
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
@@ -7,6 +9,7 @@ from avagrad.optim.arguments import explain_unknown_keywords
 from avagrad.optim.base import RuleOptimizer
 from avagrad.optim.entries import Batch, Group, by_device
 from avagrad.optim.rules import adashift_step
+from avagrad.optim.sharding import global_max, is_dtensor
 
 __all__ = ["AdaShift"]
 
@@ -97,6 +100,7 @@ class AdaShift(RuleOptimizer):
                     beta2=here["betas"][1],
                     eps=here["eps"],
                     reduce=here["reduce"],
+                    largest=partial(global_max, entry.param) if is_dtensor(entry.param) else None,
                     weight_decay=here["weight_decay"],
                     maximize=here["maximize"],
                 )

@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict, _use_grad_for_differentiable
 
 from avagrad.optim.arguments import check_group_keys, check_values, plain_number
-from avagrad.optim.entries import Batch, Entry, Group, as_real, host_or_device, moment_dtype, scalar_dtype
+from avagrad.optim.entries import Batch, Entry, Group, as_real, count, host_or_device, moment_dtype, scalar_dtype
 from avagrad.optim.in_backward import StepInBackward
 from avagrad.optim.rounding import is_half
+from avagrad.optim.sharding import is_dtensor, local_part
 
 __all__ = ["RuleOptimizer"]
 
@@ -177,7 +178,14 @@ class RuleOptimizer(Optimizer):
             batches.append(self._batch(group, numbers, place))
             place += len(group["params"])
         self._update_if(counts, batches)
+        self._start_next_sums()
         return loss
+
+    def _take_part(self, batches: list[Batch]) -> None:
+        """Do what all ranks do together in a step, also where this one has nothing to update."""
+
+    def _start_next_sums(self) -> None:
+        """Start what the ranks have to add up for the next step."""
 
     def _batch(self, group: Group, numbers: Group, place: int) -> Batch:
         """Return a group as a step sees it, making state where it is missing; its first parameter has this place."""
@@ -192,13 +200,13 @@ class RuleOptimizer(Optimizer):
         entries = [
             Entry(
                 p,
-                as_real(p),
-                None if g is None else as_real(self._unscaled(g).resolve_conj()),
+                as_real(local_part(p)),
+                None if g is None else as_real(self._unscaled(local_part(g, like=p)).resolve_conj()),
                 steps[i],
                 host_or_device(steps[i], group),
-                [as_real(x) for x in tensors[i * size : (i + 1) * size]],
+                [as_real(local_part(x)) for x in tensors[i * size : (i + 1) * size]],
                 place + places[i],
-                None if (rest := rests[i]) is None else as_real(rest),
+                None if (rest := rests[i]) is None else as_real(local_part(rest)),
             )
             for i, (p, g) in enumerate(zip(params, grads, strict=True))
         ]
@@ -208,6 +216,7 @@ class RuleOptimizer(Optimizer):
     def _update_if(self, counts: bool | Tensor, batches: list[Batch]) -> None:
         """Update; or leave all as it is, on the device's word if need be."""
         if counts is False:
+            self._take_part(batches)
             return
         tensors = [x for batch in batches for entry in batch.entries for x in entry.written()]
         before = [x.clone() for x in tensors] if isinstance(counts, Tensor) else []
@@ -304,11 +313,7 @@ class RuleOptimizer(Optimizer):
         A number that a scheduler changes would be compiled in, and lead to a recompilation or worse.
         """
         unseen = [
-            sum(
-                as_real(p).numel()
-                for p in group["params"]
-                if p.requires_grad and p.grad is None and not self.state.get(p)
-            )
+            sum(count(p) for p in group["params"] if p.requires_grad and p.grad is None and not self.state.get(p))
             for group in self.param_groups
         ]
         if not as_tensors:
@@ -393,6 +398,8 @@ class RuleOptimizer(Optimizer):
             """Take the values again: by now torch has cast every moment to its parameter's dtype."""
             for saved_id, p, group in self._matched(given):
                 for key, value in given["state"].get(saved_id, {}).items():
+                    if is_dtensor(p) and not is_dtensor(value) and value.shape == p.shape and key != "step":
+                        value = _spread(value, p)
                     if key == "step":
                         device = p.device if group["capturable"] else torch.device("cpu")
                         self.state[p][key] = value.to(device=device, dtype=_STEP_DTYPE, copy=True)
@@ -460,6 +467,13 @@ class RuleOptimizer(Optimizer):
             for own, saved in zip(self.param_groups, state_dict["param_groups"], strict=False)
             for p, saved_id in zip(own["params"], saved["params"], strict=False)
         ]
+
+
+def _spread(whole: Tensor, p: Tensor) -> Tensor:
+    """Return a whole tensor, which every rank has, spread over the mesh of a parameter."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]
 
 
 def _refilled(old: Tensor | None, value: float, device: torch.device) -> Tensor:

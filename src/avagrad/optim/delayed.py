@@ -4,7 +4,8 @@ The rule itself is in :mod:`avagrad.optim.rules`; this file gives it torch.optim
 """
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from contextlib import nullcontext
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,14 +19,25 @@ from avagrad.optim.entries import (
     Group,
     as_real,
     by_device,
+    count,
     host_or_device,
     hyper_of_rates,
     prefers_foreach,
 )
 from avagrad.optim.foreach import blocks, count_gradients, foreach_delayed_step, in_batches
 from avagrad.optim.fused.plan import FusedPlan, fits_its_parameter, reason_against
-from avagrad.optim.norm import global_gamma, one_norm
+from avagrad.optim.norm import global_gamma, key_of_sums, one_norm, table_of_sums
 from avagrad.optim.rules import Scalar, delayed_step, rates
+from avagrad.optim.sharding import (
+    LocalView,
+    Sharding,
+    is_dtensor,
+    local_gradients,
+    local_groups,
+    local_part,
+    refuse_hidden_shards,
+    sharding_of,
+)
 
 __all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
 
@@ -57,8 +69,13 @@ class _Delayed(RuleOptimizer):
     _own_keys: ClassVar[tuple[str, ...]] = ("bias_correction", "active_only", "decoupled_weight_decay")
     _plan: FusedPlan | None = None
     _begun: "_Begun | None" = None  # a step that backward is taking
+    _sharding: Sharding | None = None  # where the sum of the rates is over several ranks
+    _view: LocalView | None = None  # what the plan sees of parameters that are spread over a mesh
+    _process_group: Any = None
+    _has_dtensors: bool = False
 
-    def __init__(self, params: ParamsT, defaults: Group) -> None:
+    def __init__(self, params: ParamsT, defaults: Group, process_group: Any = None) -> None:
+        self._process_group = process_group
         # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
         super().__init__(params, defaults | {"decoupled_weight_decay": self._decoupled})
 
@@ -91,11 +108,57 @@ class _Delayed(RuleOptimizer):
         super().__setstate__(state)
         self._plan = None
         self._tell_scalers()
+        self._look_at_sharding()
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
         super().add_param_group(param_group)
+        try:
+            self._look_at_sharding()
+        except ValueError:
+            del self.param_groups[-1]
+            raise
         self._tell_scalers()
+
+    # --- parameters that are spread over ranks ---
+
+    @property
+    def process_group(self) -> Any:
+        """The ranks over which parameters are spread that do not say so themselves.
+
+        It is not saved, pickled or copied, since it is another one elsewhere: set it again there.
+        """
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, group: Any) -> None:
+        before, self._process_group = self._process_group, group
+        try:
+            self._look_at_sharding()
+        except ValueError:
+            self._process_group = before
+            raise
+        self._plan = None
+
+    def _look_at_sharding(self) -> None:
+        """See how the parameters are spread over ranks, and let go of sums that were started before."""
+        if self._sharding is not None:
+            self._sharding.discard()
+        params = [p for group in self.param_groups for p in group["params"]]
+        self._has_dtensors = any(map(is_dtensor, params))
+        if self._normalised:  # else there is nothing to sum
+            owner = type(self).__name__
+            refuse_hidden_shards(owner, params, self._process_group)
+            self._sharding = sharding_of(owner, params, self._process_group)
+
+    def _take_part(self, batches: list[Batch]) -> None:
+        if self._sharding is not None:
+            self._gammas(batches)
+
+    def _start_next_sums(self) -> None:
+        if self._sharding is not None:
+            batches = [self._batch_of_states(group) for group in self.param_groups]
+            self._sharding.start(table_of_sums(batches, self._sharding), key_of_sums(self.param_groups))
 
     def _tell_scalers(self) -> None:
         # All paths know how to unscale and skip; the fused one does it in passing.
@@ -104,7 +167,9 @@ class _Delayed(RuleOptimizer):
     # --- the fused path ---
 
     def _reason_against_fused(self, group: Group) -> str | None:
-        return reason_against([group])
+        if not group["bias_correction"] and any(map(is_dtensor, group["params"])):
+            return "a parameter is a DTensor in a group without bias correction"
+        return reason_against(local_groups([group]))
 
     def _wants_fused(self, *, is_compiling: bool = False) -> bool:
         """Tell whether every group is asked, or by default allowed, to take the fused path."""
@@ -125,19 +190,22 @@ class _Delayed(RuleOptimizer):
             return False
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
         if isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and found_inf != 0:
+            self._take_part([self._batch_of_states(group) for group in self.param_groups])
+            self._start_next_sums()
             return True  # skipped; where only the device knows it, the kernel skips
-        # Without bias correction a parameter counts before it has had a gradient.
-        plan = self._fitting_plan(lambda p, group: p.grad is not None or not group["bias_correction"])
-        return plan is not None and plan.step(grad_scale, found_inf)
+        with local_gradients(self.param_groups) if self._has_dtensors else nullcontext(True) as can_be_read:
+            # Without bias correction a parameter counts before it has had a gradient.
+            plan = self._fitting_plan(lambda p, group: p.grad is not None or not group["bias_correction"])
+            return can_be_read and plan is not None and plan.step(grad_scale, found_inf)
 
     def _fitting_plan(self, joins: Callable[[Tensor, Group], bool]) -> FusedPlan | None:
         """Return a plan for the optimizer as it is, those that join given a state; None if there cannot be one."""
-        if self._plan is not None and self._plan.fits():
+        if self._plan is not None and (self._view is None or self._view.fits()) and self._plan.fits():
             return self._plan
-        self._plan = None
+        self._plan = self._view = None
         params = [(p, group) for group in self.param_groups for p in group["params"]]
         misfits = any(not fits_its_parameter(p, state) for p, _ in params if (state := self.state.get(p)))
-        if misfits or reason_against(self.param_groups):
+        if misfits or any(map(self._reason_against_fused, self.param_groups)):
             return None
         new = [(p, group) for p, group in params if not self.state.get(p) and joins(p, group)]
         if new and self._has_an_lr() is not True:
@@ -149,8 +217,18 @@ class _Delayed(RuleOptimizer):
                 self.state[p] = self._new_state(p, group)
             if not any(self.state.get(p) for p, _ in params):
                 return None
-            self._plan = FusedPlan(self, normalised=self._normalised, decoupled=self._decoupled)
+            self._view = LocalView(self) if self._has_dtensors else None
+            options: Group = {"normalised": self._normalised, "decoupled": self._decoupled}
+            self._plan = FusedPlan(self._view or self, **options, sharding=self._sharding, row_of=self._rows_of_sums())
         return self._plan if self._plan.fits() else None
+
+    def _rows_of_sums(self) -> Callable[[Tensor], int | None] | None:
+        """Return in which row of the table of sums a parameter of the plan is counted; None without such a table."""
+        if self._sharding is None:
+            return None
+        params = [p for group in self.param_groups for p in group["params"]]
+        rows = {id(local_part(p)): self._sharding.row_of(p) for p in params}
+        return lambda p: rows[id(p)]
 
     # --- stepping inside backward ---
 
@@ -175,24 +253,27 @@ class _Delayed(RuleOptimizer):
         assert self._begun is not None
         if self._begun.plan is not None:
             self._begun.plan.end()
+        else:
+            self._start_next_sums()
         self._begun = None
 
     # --- the other paths ---
 
     def _gammas(self, batches: list[Batch]) -> dict[torch.device, Tensor]:
-        return global_gamma(batches) if self._normalised else {}
+        return global_gamma(batches, self._sharding) if self._normalised else {}
 
     def _update(self, batches: list[Batch]) -> None:
         if self._plan is not None:
             self._plan.forget_sums()
         if not any(entry.g is not None for batch in batches for entry in batch.entries):
+            self._take_part(batches)
             return
         gammas = self._begun.gammas if self._begun is not None else self._gammas(batches)
         for group, entries, _ in batches:
             moving = [entry for entry in entries if entry.g is not None]
             if not moving:
                 continue
-            move = _move_foreach if prefers_foreach(group, [entry.param for entry in moving]) else _move_in_loop
+            move = _move_foreach if prefers_foreach(group, [entry.w for entry in moving]) else _move_in_loop
             move(moving, gammas, group, self._decoupled)
 
     @torch.no_grad()
@@ -206,12 +287,13 @@ class _Delayed(RuleOptimizer):
         >>> opt.gamma()
         2.0
         """
-        if self._normalised and self._plan is not None and self._plan.fits():
+        fits = self._plan is not None and self._view is None and self._plan.fits()
+        if self._normalised and self._plan is not None and fits:
             return self._plan.next_gamma().item()  # its sums stand from the last step, so nothing is gone through
         return self._gamma_of([self._batch_of_states(group) for group in self.param_groups])
 
     def _gamma_of(self, batches: list[Batch]) -> float:
-        return next(iter(global_gamma(batches).values())).item() if self._normalised else 1.0
+        return next(iter(self._gammas(batches).values())).item() if self._normalised else 1.0
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
@@ -274,11 +356,11 @@ class _Delayed(RuleOptimizer):
         entries, unseen = [], 0
         for p in group["params"]:
             if state := self.state.get(p):
-                moments = [as_real(state[name]) for name in self._state_tensors(group)]
+                moments = [as_real(local_part(state[name])) for name in self._state_tensors(group)]
                 past = host_or_device(state["step"], group)
-                entries.append(Entry(p, as_real(p.detach()), None, state["step"], past, moments))
+                entries.append(Entry(p, as_real(local_part(p).detach()), None, state["step"], past, moments))
             elif p.requires_grad:
-                unseen += p.numel() * (2 if p.is_complex() else 1)
+                unseen += count(p)
         return Batch(group, entries, unseen)
 
 
@@ -321,6 +403,7 @@ class DelayedAdam(_Delayed):
             float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
             the end of a step: after writing to ``exp_avg_sq`` or ``step`` by hand, put a new tensor into the state
             or load it.
+        process_group: taken as :class:`AvaGrad` does, and not needed: there is no norm.
 
     >>> import torch
     >>> from avagrad import DelayedAdam
@@ -357,12 +440,13 @@ class DelayedAdam(_Delayed):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        process_group: Any = None,
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
         half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
         paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
-        super().__init__(params, numbers | forms | half | paths)
+        super().__init__(params, numbers | forms | half | paths, process_group)
 
 
 class AvaGrad(_Delayed):
@@ -407,6 +491,9 @@ class AvaGrad(_Delayed):
             float16, complex64 and, on a CPU, float64. It keeps the sum that the norm needs from
             the end of a step: after writing to ``exp_avg_sq`` or ``step`` by hand, put a new tensor into the state
             or load it.
+        process_group: the ranks over which parameters are spread that do not say so themselves: FSDP1's with
+            use_orig_params, ZeroRedundancyOptimizer's, DeepSpeed's. DTensors (fully_shard, tensor parallel) need none.
+            It is an attribute, and not part of a saved, pickled or copied optimizer.
 
     >>> import torch
     >>> from avagrad import AvaGrad
@@ -442,12 +529,13 @@ class AvaGrad(_Delayed):
         capturable: bool = False,
         differentiable: bool = False,
         fused: bool | None = None,
+        process_group: Any = None,
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm}
         forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
         half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
         paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
-        super().__init__(params, numbers | forms | half | paths)
+        super().__init__(params, numbers | forms | half | paths, process_group)
 
 
 class AvaGradW(AvaGrad):

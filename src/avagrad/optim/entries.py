@@ -16,6 +16,7 @@ __all__ = [
     "Group",
     "as_real",
     "by_device",
+    "count",
     "host_or_device",
     "hyper_of_rates",
     "moment_dtype",
@@ -138,6 +139,11 @@ def prefers_foreach(group: Group, params: list[Tensor]) -> bool:
     if group["foreach"] is None and group["fused"] is None:
         return _default_to_fused_or_foreach(params, group["differentiable"], use_fused=False)[1]
     return bool(group["foreach"])
+
+
+def count(p: Tensor) -> int:
+    """Return how many real numbers a parameter has, over all ranks that share it."""
+    return p.numel() * (2 if p.is_complex() else 1)
 
 
 def as_real(x: Tensor) -> Tensor:

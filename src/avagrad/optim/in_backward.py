@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from avagrad.optim.sharding import is_dtensor
+
 if TYPE_CHECKING:
     from avagrad.optim.base import RuleOptimizer
 
@@ -38,6 +40,12 @@ class StepInBackward:
                 f"{self._owner}: differentiable is True, but must be False for step_in_backward(): autograd cannot "
                 "follow a step that is taken while it runs."
             )
+        for p in (p for group in self._opt.param_groups for p in group["params"]):
+            if is_dtensor(p):
+                raise ValueError(
+                    f"{self._owner}: a parameter of shape {tuple(p.shape)} is a DTensor, but must be a plain tensor "
+                    "for step_in_backward(): fully_shard puts gradients into place itself, without hooks. Use step()."
+                )
         self._opt._in_backward = self
         self._opt._tell_scalers()
         for group in self._opt.param_groups:

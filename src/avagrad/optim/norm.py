@@ -11,30 +11,66 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from avagrad.optim.entries import Batch, Entry, Group, hyper_of_rates, prefers_foreach, scalar_dtype
+from avagrad.optim.entries import Batch, Entry, Group, count, hyper_of_rates, prefers_foreach, scalar_dtype
 from avagrad.optim.foreach import blocks, foreach_rates, in_batches
 from avagrad.optim.rules import Scalar, rates, scale
+from avagrad.optim.sharding import Sharding
 
-__all__ = ["global_gamma", "one_norm"]
+__all__ = ["global_gamma", "key_of_sums", "one_norm", "table_of_sums"]
 
 
-def global_gamma(batches: Sequence[Batch]) -> dict[torch.device, Tensor]:
-    """Return gamma on each device that holds a state: one number, and no host read."""
-    norm = one_norm([batch.group for batch in batches])
-    shares: list[tuple[Scalar, Scalar]] = []
-    for group, entries, never_had_a_gradient in batches:
-        shares += _shares(group, entries)
-        if not group["bias_correction"] and not group["active_only"]:
-            # One product for all that have had no gradient yet, with or without a state: to the same bits.
-            firsts = [_first_count(group, entry) for entry in entries if _is_first(entry)]
-            firsts_and_unseen = never_had_a_gradient + sum(firsts)
-            shares.append((firsts_and_unseen * group["eps"] ** -norm, firsts_and_unseen))
-    devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
-    home = devices[0] if devices else torch.device("cpu")
-    total, d = (_sum(terms, home) for terms in zip(*shares, strict=True)) if shares else (_sum([], home),) * 2
-    gamma = scale(total, d, norm=norm)
+def global_gamma(batches: Sequence[Batch], sharding: Sharding | None = None) -> dict[torch.device, Tensor]:
+    """Return gamma on each device that holds a state: one number, and no host read.
+
+    Where parameters are spread over ranks, all of them call this together.
+    """
+    groups = [batch.group for batch in batches]
+    if sharding is None:
+        sums = table_of_sums(batches)[0]
+    else:
+        sums = sharding.total(key_of_sums(groups), lambda: table_of_sums(batches, sharding))
+    gamma = scale(sums[0], sums[1], norm=one_norm(groups))
     # A copy to the CPU must have arrived when it is read; all others may take their time.
-    return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices or [home]}
+    devices = _devices(batches)
+    return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices}
+
+
+def key_of_sums(groups: Sequence[Group]) -> tuple[object, ...]:
+    """Return what the sums are made with: where it has changed, they are to be taken again."""
+    keys = ("eps", "bias_correction", "active_only", "norm")
+    return tuple((group["betas"][1], *(group.get(key) for key in keys)) for group in groups)
+
+
+def table_of_sums(batches: Sequence[Batch], sharding: Sharding | None = None) -> Tensor:
+    """Return the sum of eta^p over all that this rank counts, and how many they are: in a row for each set of ranks.
+
+    Without sharding there is one row.
+    """
+    norm = one_norm([batch.group for batch in batches])
+    plain_row = 0 if sharding is None else sharding.plain_row
+    shares: list[list[tuple[Scalar, Scalar]]] = [[] for _ in range(1 if sharding is None else 1 + len(sharding.groups))]
+    for group, entries, never_had_a_gradient in batches:
+        rows = [plain_row if sharding is None else sharding.row_of(entry.param) for entry in entries]
+        for row, found in enumerate(shares):
+            if here := [entry for entry, its in zip(entries, rows, strict=True) if its == row]:
+                found += _shares(group, here)
+        if not group["bias_correction"] and not group["active_only"]:
+            # One product for all that have had no gradient yet, with or without a state: to the same bits. Parameters
+            # that are spread over a mesh know how many they are on all ranks together.
+            firsts = [_first_count(group, entry, count(entry.param)) for entry in entries if _is_first(entry)]
+            firsts_and_unseen = never_had_a_gradient + sum(firsts)
+            shares[plain_row].append((firsts_and_unseen * group["eps"] ** -norm, firsts_and_unseen))
+    home = _devices(batches)[0]
+    return torch.stack([_sum_of_both(found, home) for found in shares])
+
+
+def _devices(batches: Sequence[Batch]) -> list[torch.device]:
+    devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
+    return devices or [torch.device("cpu")]
+
+
+def _sum_of_both(shares: Sequence[tuple[Scalar, Scalar]], device: torch.device) -> Tensor:
+    return torch.stack([_sum([share[i] for share in shares], device) for i in (0, 1)])
 
 
 def one_norm(groups: Sequence[Group], owner: str = "AvaGrad") -> int:
@@ -64,7 +100,7 @@ def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar
         d: Scalar = (block != 0).sum(dtype=total.dtype) if group["active_only"] else block.numel()
         if isinstance(past, Tensor):  # only the device knows whether there has been a gradient
             known = (past > 0).to(total.dtype)
-            first_d = _first_count(group, entries[i]) if nth == 0 else 0
+            first_d = _first_count(group, entries[i], entries[i].w.numel()) if nth == 0 else 0
             total = torch.where(past > 0, total, first_d * group["eps"] ** -group["norm"])
             d = known * d + (1 - known) * first_d
         shares.append((total, d))
@@ -75,10 +111,10 @@ def _is_first(entry: Entry) -> bool:
     return not isinstance(entry.past, Tensor) and entry.past == 0
 
 
-def _first_count(group: Group, entry: Entry) -> int:
-    """Return how many rates, of 1 / eps, a parameter has in the norm before its first gradient."""
+def _first_count(group: Group, entry: Entry, elements: int) -> int:
+    """Return how many rates, of 1 / eps, a parameter of so many elements has in the norm before its first gradient."""
     counts = not group["bias_correction"] and not group["active_only"] and entry.param.requires_grad
-    return entry.w.numel() if counts else 0
+    return elements if counts else 0
 
 
 def _power_sums(
@@ -91,7 +127,7 @@ def _power_sums(
     """
     norm, hyper = group["norm"], hyper_of_rates(group, entries)
     sums: list[Tensor] = []
-    if prefers_foreach(group, [entry.param for entry in entries]):
+    if prefers_foreach(group, [entry.w for entry in entries]):
         place: dict[int, Tensor] = {}
         items = [(nth, i, block) for nth, (i, _, block) in enumerate(blocks_of_v)]
         for batch in in_batches(items, key=lambda item: item[2]):

@@ -27,7 +27,7 @@ from 1; it, too, is a number or a tensor.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 import torch
@@ -259,6 +259,7 @@ def adashift_step(
     beta2: Scalar,
     eps: Scalar,
     reduce: str | None = "max",
+    largest: Callable[[Tensor], Tensor] | None = None,
     weight_decay: Scalar = 0.0,
     maximize: bool = False,
 ) -> tuple[Tensor, list[Tensor], Tensor]:
@@ -267,7 +268,7 @@ def adashift_step(
     ``kept`` is a ring of the last n gradients: slot ``(t - 1) mod n`` holds ``g_{t-n}``, which
     enters ``v`` now and gives its place to ``g_t``. Nothing moves before ``t = n + 1``. With
     ``reduce="max"`` the tensor shares one second moment and ``v`` is 0-dimensional; for a stack of
-    models use ``torch.func.vmap``.
+    models use ``torch.func.vmap``. ``largest`` finds the maximum where the tensor is a part of a larger one.
 
     >>> w, g, older = torch.ones(2), torch.ones(2), torch.tensor([2.0, 4.0])
     >>> adashift_step(w, g, [older], torch.zeros(()), 2, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
@@ -285,11 +286,15 @@ def adashift_step(
 
     squared = oldest * oldest
     if reduce == "max":
-        squared = squared.amax() if squared.numel() else squared.sum()
+        squared = (largest or _largest)(squared)
     started = t > n
     v = _where(started, beta2 * v + (1 - beta2) * squared, v)
     v_hat = v / bias_correction_of(beta2, 1 + (t - n - 1) * _indicator(started, t))
     return _where(started, w - lr * m / (_sqrt(v_hat) + eps), w), kept, v
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.amax() if x.numel() else x.sum()
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------

@@ -6,7 +6,7 @@ have changed other than by a fused step. Nothing of it is saved.
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -18,7 +18,9 @@ from avagrad.optim.foreach import count_gradients
 from avagrad.optim.fused import native
 from avagrad.optim.fused.looks import DictLook, ListLook, address, lies_as, looks_at, same_layout
 from avagrad.optim.fused.tables import NUMBERS, SHARED
+from avagrad.optim.norm import key_of_sums
 from avagrad.optim.rules import scale
+from avagrad.optim.sharding import Sharding
 
 __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 
@@ -184,7 +186,15 @@ def _laid_out(p: Tensor) -> Tensor:
 class FusedPlan:
     """The tables of an optimizer's parameters, and the pass over them."""
 
-    def __init__(self, opt: Any, *, normalised: bool, decoupled: bool) -> None:
+    def __init__(
+        self,
+        opt: Any,
+        *,
+        normalised: bool,
+        decoupled: bool,
+        sharding: Sharding | None = None,
+        row_of: Callable[[Tensor], int | None] | None = None,
+    ) -> None:
         # Not to keep the optimizer alive: its state is most of the memory that there is.
         self.opt, self.normalised = weakref.proxy(opt), normalised
         self.params = [ListLook(group["params"]) for group in opt.param_groups]
@@ -227,10 +237,24 @@ class FusedPlan:
             self.totals[device] = torch.zeros(2, dtype=torch.float64, device=device)
             shape = (len(opt.param_groups), len(NUMBERS))
             self.numbers[device] = torch.zeros(shape, dtype=torch.float64, device=device)
+        self.sharding = sharding
+        if sharding is not None and row_of is not None:
+            self.shares = {device: self._shares(device, 1 + len(sharding.groups), row_of) for device in self.devices}
         self.state_objects = DictLook(opt.state)
         self.sent: list[tuple[float, ...]] = []
         self.kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
         self.summed_with: list[tuple[Any, ...]] | None = None  # the beta2 and eps that the sums were made with
+
+    def _shares(self, device: torch.device, rows: int, row_of: Callable[[Tensor], int | None]) -> Tensor:
+        """Return which blocks of a device this rank counts in which row of the table of sums: 1 or 0."""
+        owners: list[int] = []
+        for launch in self.launches:
+            if launch.device == device:
+                counted = [row_of(p) for p in launch.params]
+                blocks = zip(launch.first_blocks, launch.first_blocks[1:], counted, strict=False)
+                owners += [-1 if row is None else row for first, end, row in blocks for _ in range(first, end)]
+        counts = torch.arange(rows, device="cpu")[:, None] == torch.tensor(owners, dtype=torch.int64, device="cpu")
+        return counts.to(device=device, dtype=torch.float64)
 
     @staticmethod
     def _flags(group: Group, decoupled: bool) -> dict[str, Any]:
@@ -283,7 +307,8 @@ class FusedPlan:
         every = [launch.gradients(copies) for launch in self.launches]
         if any(found is None for found in every):
             return False
-        if all(
+        # A rank without gradients takes part all the same in what the ranks do together.
+        if self.sharding is None and all(
             found is None or torch.equal(found, launch.none) for launch, found in zip(self.launches, every, strict=True)
         ):
             return True
@@ -349,6 +374,10 @@ class FusedPlan:
         self._send_numbers()
         if self.normalised:
             self._refresh_sums()
+            if self.sharding is not None:
+                total = self.sharding.total(key_of_sums(self.opt.param_groups), self._table_of_sums)
+                for device in self.devices:
+                    self.totals[device].copy_(total, non_blocking=device.type != "cpu")
 
     def _send_numbers(self) -> None:
         rows: list[tuple[float, ...]] = []
@@ -383,9 +412,20 @@ class FusedPlan:
         for launch in self.launches:
             self._run(launch, rebuild=True)
         self.summed_with = now
-        self._add_up()
+        if self.sharding is None:
+            self._add_up()
+
+    def _table_of_sums(self) -> Tensor:
+        """Return what this rank has counted, in a row for each set of ranks that add it up."""
+        home = self.devices[0]
+        return torch.stack([(self.shares[d] @ self.sums[d]).to(home) for d in self.devices]).sum(0)
 
     def _add_up(self) -> None:
+        """Add up the sums of all blocks: for the next step."""
+        if self.sharding is not None:
+            self._refresh_sums()  # where another path has moved a parameter since they were made
+            self.sharding.start(self._table_of_sums(), key_of_sums(self.opt.param_groups))
+            return
         for device in self.devices:
             if device.type == "cpu" and not INTERPRET:
                 native.add_up(self.sums[device], self.totals[device])
