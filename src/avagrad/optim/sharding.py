@@ -201,6 +201,7 @@ class Sharding:
         """Return the row in which this rank counts a parameter; None where another one does."""
         return self.rows[id(p)]
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # what is under way lies between two calls of a compiled step
     def start(self, table: Tensor, key: Any) -> None:
         """Have the ranks add up their tables, for a step whose rates are made with ``key``."""
         import torch.distributed as dist
@@ -211,6 +212,7 @@ class Sharding:
         ]
         self.pending = key, table, works
 
+    @torch._disable_dynamo  # type: ignore[attr-defined]
     def total(self, key: Any, table: Callable[[], Tensor]) -> Tensor:
         """Return the sums over everything: those that are under way, if they are for this key, else now."""
         if self.pending is None or self.pending[0] != key:
