@@ -8,6 +8,8 @@ import typer
 
 __all__ = ["add_to"]
 
+_NAMED = 10  # problems that are named
+
 
 def report(
     folder: Annotated[Path, typer.Argument(help="a folder with runs, sweeps, records, measurements")],
@@ -33,6 +35,12 @@ def report(
     written = write_report(folder, out)
     for line in written.findings:
         typer.echo(line)
+    if not written.files:
+        typer.echo(f"nothing to show was found in {folder}")
+    for problem in written.problems[:_NAMED]:
+        typer.echo(f"cannot be read: {problem}", err=True)
+    if len(written.problems) > _NAMED:
+        typer.echo(f"and {len(written.problems) - _NAMED} more, which the page names", err=True)
     typer.echo(f"{len(written.files)} files of figures and tables are in {written.beside}")
     typer.echo(f"the page is {written.page}")
     if show:

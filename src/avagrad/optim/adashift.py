@@ -77,6 +77,17 @@ class AdaShift(RuleOptimizer):
         paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
         super().__init__(params, numbers | forms | paths)
 
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
+        super().add_param_group(param_group)
+        added = self.param_groups[-1]
+        if added["reduce"] == "max" and any(getattr(p, "_fsdp_flattened", False) for p in added["params"]):
+            del self.param_groups[-1]
+            raise ValueError(
+                "AdaShift: a parameter is a part of a FlatParameter of FullyShardedDataParallel, but reduce is 'max', "
+                "which runs over whole tensors: use fully_shard, or reduce=None."
+            )
+
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         kept = {f"grad_{i}": True for i in range(group["keep"])}
         return {"exp_avg_sq": group["reduce"] is None} | kept

@@ -26,7 +26,7 @@ from avagrad.optim.entries import (
 )
 from avagrad.optim.foreach import blocks, count_gradients, foreach_delayed_step, in_batches
 from avagrad.optim.fused.plan import FusedPlan, fits_its_parameter, reason_against
-from avagrad.optim.norm import global_gamma, key_of_sums, one_norm, table_of_sums
+from avagrad.optim.norm import global_gamma, one_norm, start_sums, table_of_sums
 from avagrad.optim.rules import Scalar, delayed_step, rates
 from avagrad.optim.sharding import (
     LocalView,
@@ -157,8 +157,8 @@ class _Delayed(RuleOptimizer):
 
     def _start_next_sums(self) -> None:
         if self._sharding is not None:
-            batches = [self._batch_of_states(group) for group in self.param_groups]
-            self._sharding.start(table_of_sums(batches, self._sharding), key_of_sums(self.param_groups))
+            sharding, groups = self._sharding, self.param_groups
+            start_sums(sharding, groups, lambda: table_of_sums([self._batch_of_states(g) for g in groups], sharding))
 
     def _tell_scalers(self) -> None:
         # All paths know how to unscale and skip; the fused one does it in passing.
@@ -167,8 +167,6 @@ class _Delayed(RuleOptimizer):
     # --- the fused path ---
 
     def _reason_against_fused(self, group: Group) -> str | None:
-        if not group["bias_correction"] and any(map(is_dtensor, group["params"])):
-            return "a parameter is a DTensor in a group without bias correction"
         return reason_against(local_groups([group]))
 
     def _wants_fused(self, *, is_compiling: bool = False) -> bool:

@@ -6,7 +6,7 @@ out from the state when a step begins, and nothing is kept that a loaded, edited
 could make stale.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from avagrad.optim.foreach import blocks, foreach_rates, in_batches
 from avagrad.optim.rules import Scalar, rates, scale
 from avagrad.optim.sharding import Sharding
 
-__all__ = ["global_gamma", "key_of_sums", "one_norm", "table_of_sums"]
+__all__ = ["global_gamma", "key_of_sums", "one_norm", "start_sums", "table_of_sums"]
 
 
 def global_gamma(batches: Sequence[Batch], sharding: Sharding | None = None) -> dict[torch.device, Tensor]:
@@ -39,6 +39,17 @@ def key_of_sums(groups: Sequence[Group]) -> tuple[object, ...]:
     """Return what the sums are made with: where it has changed, they are to be taken again."""
     keys = ("eps", "bias_correction", "active_only", "norm")
     return tuple((group["betas"][1], *(group.get(key) for key in keys)) for group in groups)
+
+
+def start_sums(sharding: Sharding, groups: Sequence[Group], table: Callable[[], Tensor]) -> None:
+    """Start the sums for the next step, where nothing can change them before it.
+
+    Without bias correction parameters count before they have had a gradient, unless they are frozen: then one that is
+    thawed, on one rank maybe, changes the sum, and it is taken when the step begins.
+    """
+    sharding.discard()
+    if all(group["bias_correction"] or group["active_only"] for group in groups):
+        sharding.start(table(), key_of_sums(groups))
 
 
 def table_of_sums(batches: Sequence[Batch], sharding: Sharding | None = None) -> Tensor:

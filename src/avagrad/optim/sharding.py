@@ -11,6 +11,8 @@ was loaded or a hyper-parameter of the rates was changed, which all ranks do tog
 """
 
 import sys
+import time
+import weakref
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,6 +35,8 @@ __all__ = [
 ]
 
 Group = dict[str, Any]
+_PATIENCE = 5.0  # seconds
+OWNERS = "_owners"  # in a group of local parts: the parameters that they are parts of
 
 
 # --- the part that is here -------------------------------------------------------------------------------------------
@@ -93,7 +97,10 @@ def local_groups(groups: Sequence[Group]) -> list[Any]:
     >>> local["lr"], local["params"]
     (2.0, [tensor([1., 1.])])
     """
-    return [ChainMap({"params": [local_part(p) for p in group["params"]]}, group) for group in groups]
+    return [
+        ChainMap({"params": [local_part(p) for p in group["params"]], OWNERS: group["params"]}, group)
+        for group in groups
+    ]
 
 
 class _LocalState(dict[str, Tensor]):
@@ -196,6 +203,8 @@ class Sharding:
             replicas = [at for at, placement in zip(coordinate, placements, strict=True) if placement.is_replicate()]
             self.rows[id(p)] = None if any(replicas) else by_ranks[ranks]
         self.pending: tuple[Any, Tensor, list[Any]] | None = None
+        self._last: list[Any] = []  # what was started last
+        weakref.finalize(self, _see_the_end_of, self._last)
 
     def row_of(self, p: Tensor) -> int | None:
         """Return the row in which this rank counts a parameter; None where another one does."""
@@ -211,6 +220,7 @@ class Sharding:
             dist.all_reduce(row, group=group, async_op=True) for row, group in zip(table[1:], self.groups, strict=True)
         ]
         self.pending = key, table, works
+        self._last[:] = works
 
     @torch._disable_dynamo  # type: ignore[attr-defined]
     def total(self, key: Any, table: Callable[[], Tensor]) -> Tensor:
@@ -230,6 +240,19 @@ class Sharding:
             for work in self.pending[2]:
                 work.wait()
         self.pending = None
+        self._last.clear()
+
+
+def _see_the_end_of(works: list[Any]) -> None:
+    """Wait for what the last step has started and no step has awaited, though not for ranks that are gone.
+
+    A process must not end while a thread of its process group is still at it.
+    """
+    until = time.monotonic() + _PATIENCE
+    for work in works:
+        while time.monotonic() < until and not work.is_completed():
+            time.sleep(0.001)
+    works.clear()
 
 
 def global_max(p: Tensor, x: Tensor) -> Tensor:

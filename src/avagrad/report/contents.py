@@ -104,8 +104,8 @@ def contents(collection: Collection) -> Contents:
 
 _READING_A_MAP = (
     "A cell is a training: eps from left to right, lr from bottom to top. Colours go by rank over all maps of a row,"
-    " bright is good. The line joins the best lr of each eps, the thick ring is the best of all; dotted squares are"
-    " where a search by two lines goes. Hatched cells diverged, blank ones were not run."
+    " bright is good. The line, the ridge, joins the best lr of each eps; the thick ring is the best of all. Squares,"
+    " joined by dots, are where a search by two lines goes. Hatched cells diverged, blank ones were not run."
 )
 
 

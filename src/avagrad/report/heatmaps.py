@@ -61,13 +61,22 @@ class HeatMap:
         'Adam: 1 of 2 cells was run. The best is lr 0.1, eps 1e-08: 0.5.'
         """
         if self.separability is not None:
-            return f"{self.title}: {self.separability.told()}"
+            return f"{self.title}: {self.separability.told()}{self._ties()}"
         cells = len(self.lr) * len(self.eps)
         told = f"{self.title}: {self._run} of {cells} cells {'was' if self._run == 1 else 'were'} run."
         if self.best is None:
             return f"{told} All of them diverged."
         row, column = self.best
-        return f"{told} The best is {Cell(self.lr[row], self.eps[column])}: {self.values[row][column]:.4g}."
+        return (
+            f"{told} The best is {Cell(self.lr[row], self.eps[column])}: {self.values[row][column]:.4g}.{self._ties()}"
+        )
+
+    def _ties(self) -> str:
+        """Say how many cells share the best value: which of them is called the best is then chance."""
+        if self.best is None:
+            return ""
+        same = sum(value == self.values[self.best[0]][self.best[1]] for value in self.finite)
+        return f" {same} cells share the best value." if same > 1 else ""
 
     def hover(self, number: int, measure: str) -> dict[str, str]:
         r"""Return what each cell holds, by the id that it has in a drawing whose map of that number this is.

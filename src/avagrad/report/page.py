@@ -27,7 +27,7 @@ from avagrad import __version__
 from avagrad.lab.folder import write_whole
 from avagrad.report.contents import Contents, Panel, Picture, contents
 from avagrad.report.figures import LOOKS, rendered
-from avagrad.report.reading import OUTPUT, Collection, Run, Sweep, collect
+from avagrad.report.reading import OUTPUT, Collection, Problem, Run, Sweep, collect
 from avagrad.report.tables import Table
 
 __all__ = ["Report", "inline_svg", "write_report"]
@@ -56,6 +56,7 @@ class Report:
     findings: tuple[str, ...]
     beside: Path  # the folder of
     files: tuple[Path, ...]
+    problems: tuple[Problem, ...] = ()  # what could not be read
 
 
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Report:
@@ -71,10 +72,15 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     """
     collection = collect(folder)
     page = Path(folder, PAGE) if out is None else Path(out)
-    if page.is_dir():
-        raise ValueError(f"out is {str(out)!r}, which is a folder, but must be a file to write the page to.")
+    if page.suffix.lower() not in (".html", ".htm") or (page.exists() and (page.is_symlink() or not page.is_file())):
+        raise ValueError(f"out is {str(page)!r}, but must be a file to write the page to, such as report.html.")
     beside = page.with_name(OUTPUT if page.name == PAGE else f"{page.stem}-files")
-    beside.mkdir(parents=True, exist_ok=True)
+    try:
+        beside.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
+        ) from error
     content = contents(collection)
     made = dict(_files(content))
     for name in os.listdir(beside):  # of an earlier page
@@ -85,7 +91,8 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
     text = _Page(collection, content, made, to_files, Path(beside.name)).text()
     write_whole(page, lambda file: file.write(text.encode()))
-    return Report(page, content.findings, beside, tuple(beside / name for name in made))
+    files_made = tuple(beside / name for name in made)
+    return Report(page, content.findings, beside, files_made, collection.problems)
 
 
 def _files(content: Contents) -> Iterator[tuple[str, bytes]]:
@@ -150,8 +157,11 @@ class _Page:
     # --- figures ---
 
     def picture(self, picture: Picture) -> str:
+        # A chart by itself may be wider than a phone, and is moved with a finger; a map is to be seen as a whole.
+        kind = "wide" if len(picture.panels) == 1 and not picture.panels[0].hover else "map"
         panels = "".join(
-            f"<figure>{self.drawing(picture, panel)}<figcaption>{_text(panel.caption)}</figcaption></figure>"
+            f'<figure><div class="{kind}">{self.drawing(picture, panel)}</div>'
+            f"<figcaption>{_text(panel.caption)}</figcaption></figure>"
             for panel in picture.panels
         )
         links = ", ".join(self.link(self.beside / f"{picture.name}.{kind}", kind.upper()) for kind in ("png", "svg"))
@@ -187,7 +197,8 @@ class _Page:
         for run in runs[:_LISTED]:
             errors = [f"{name} {value:.4g}" for name, value in (("validation", run.validation), ("test", run.test))
                       if value is not None]  # fmt: skip
-            line = ", ".join([f"{run.task}, {run.title}, seed {run.seed}", run.status, *errors])
+            where = [f"{name} {run.config[name]}" for name in ("lr", "eps") if run.config.get(name) is not None]
+            line = ", ".join([f"{run.task}, {run.title}", *where, f"seed {run.seed}", run.status, *errors])
             yield self.details(run.place, line, {"config": run.config, "about": run.about, "result": run.result})
         yield self.more(runs)
 

@@ -16,6 +16,7 @@ from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.tune.records import Record, read_records
+from avagrad.tune.space import NAMES
 
 __all__ = [
     "Collection",
@@ -246,7 +247,8 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
     """
     root = Path(folder)
     if not root.is_dir():
-        raise ValueError(f"folder is {str(folder)!r}, but must be a folder that exists.")
+        is_there = "is a file" if root.exists() else "does not exist"
+        raise ValueError(f"folder is {str(folder)!r}, which {is_there}, but must be a folder.")
     reader = _Reader(root)
     for place, names in _walked(root):
         reader.read_folder(place, names)
@@ -380,6 +382,12 @@ class _Reader:
         except OSError as error:
             self._problem(path, str(error))
             return ()
+        # A misspelt key would make a record of a sweep without an lr, or an eps, among those that have one.
+        for name in NAMES:
+            without = [record for record in records if getattr(record, name) is None]
+            if 0 < len(without) < len(records):
+                bad.append(f"{len(without)} of {len(records)} records have no {name}, and are left out")
+                records = tuple(record for record in records if getattr(record, name) is not None)
         for line in bad[:_NAMED]:
             self._problem(path, line)
         if len(bad) > _NAMED:

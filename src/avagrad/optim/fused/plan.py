@@ -18,9 +18,9 @@ from avagrad.optim.foreach import count_gradients
 from avagrad.optim.fused import native
 from avagrad.optim.fused.looks import DictLook, ListLook, address, lies_as, looks_at, same_layout
 from avagrad.optim.fused.tables import NUMBERS, SHARED
-from avagrad.optim.norm import key_of_sums
+from avagrad.optim.norm import key_of_sums, start_sums
 from avagrad.optim.rules import scale
-from avagrad.optim.sharding import Sharding
+from avagrad.optim.sharding import OWNERS, Sharding
 
 __all__ = ["FusedPlan", "fits_its_parameter", "reason_against"]
 
@@ -46,7 +46,7 @@ def reason_against(groups: Sequence[Group]) -> str | None:
     """Say why these groups cannot be stepped by fused code; None if they can."""
     for group in groups:
         # Such a parameter counts in the norm from its first gradient on, and only the device may know of one.
-        if not group["bias_correction"] and any(not p.requires_grad for p in group["params"]):
+        if not group["bias_correction"] and any(not p.requires_grad for p in _owners(group)):
             return "a parameter is frozen in a group without bias correction"
     for p in (p for group in groups for p in group["params"]):
         if p.device.type not in _DTYPES:
@@ -67,6 +67,12 @@ def reason_against(groups: Sequence[Group]) -> str | None:
     if any(map(_takes_triton, devices)) and not _has_triton():
         return "Triton cannot be imported"
     return None if all(map(_takes_triton, devices)) else native.reason_against_native()
+
+
+def _owners(group: Group) -> list[Tensor]:
+    """Return the parameters of a group, also where its tensors are this rank's parts of them."""
+    owners: list[Tensor] = group[OWNERS if OWNERS in group else "params"]
+    return owners
 
 
 def _takes_triton(device: torch.device) -> bool:
@@ -292,7 +298,7 @@ class FusedPlan:
         return (
             len(groups) == len(self.params)
             and self.state_objects.are_as_they_were(self.opt.state)
-            and all(group["bias_correction"] or all(p.requires_grad for p in group["params"]) for group in groups)
+            and all(group["bias_correction"] or all(p.requires_grad for p in _owners(group)) for group in groups)
             and all(look.are_as_they_were(group["params"]) for look, group in zip(self.params, groups, strict=True))
             and self.flags == [self._flags(group, self.decoupled) for group in groups]
             and all(p.grad is None for p in self.others)
@@ -424,7 +430,7 @@ class FusedPlan:
         """Add up the sums of all blocks: for the next step."""
         if self.sharding is not None:
             self._refresh_sums()  # where another path has moved a parameter since they were made
-            self.sharding.start(self._table_of_sums(), key_of_sums(self.opt.param_groups))
+            start_sums(self.sharding, self.opt.param_groups, self._table_of_sums)
             return
         for device in self.devices:
             if device.type == "cpu" and not INTERPRET:

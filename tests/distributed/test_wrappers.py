@@ -1,0 +1,181 @@
+"""torch's wrappers, checkpoints and failures, each against the same training in one process."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from comparison import NORMALISED, Pools, all_reduces, assert_same
+from problems import DELAYED
+from ranks import Ranks, RanksFailedError
+from training import COPIES, PATHS, STEPS, job, train_alone, train_apart
+from wrapping import (
+    clip,
+    load_and_train,
+    refused,
+    refused_in_backward,
+    saved_state_names_no_group,
+    step_until_a_rank_fails,
+    train_and_ask,
+    train_and_save,
+    train_ddp,
+    train_fsdp1,
+    train_fsdp2_beside,
+    train_zero,
+)
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "fsdp2.py"
+
+# --- wrappers ---
+
+
+@pytest.mark.parametrize(
+    ("name", "path"), [*(("AvaGrad", path) for path in PATHS), ("AvaGradW", "default"), ("DelayedAdam", "default")]
+)
+def test_ddp_needs_nothing(ranks: Pools, name: str, path: str) -> None:
+    what = job(name, path=path, freezes=False)  # DDP wants a gradient for each parameter
+    first, second = ranks(2).run(train_ddp, what)
+    assert all(torch.equal(p, second.params[key]) for key, p in first.params.items())
+    assert_same([first], train_alone(what), what.dtype)
+
+
+@pytest.mark.parametrize("beside", ["accumulation", "clipping", "checkpointing", "compile"])
+@pytest.mark.parametrize("wrapper", [train_ddp, train_fsdp2_beside])
+def test_with_what_users_have_beside_it(ranks: Pools, wrapper: Any, beside: str) -> None:
+    what = job(freezes=False)
+    alone = train_alone(what, mend_gradients=clip) if beside == "clipping" else train_alone(what)
+    assert_same(ranks(2).run(wrapper, what, beside), alone, what.dtype)
+
+
+@pytest.mark.parametrize(
+    ("name", "path", "n"),
+    [
+        ("AvaGrad", "loop", 2),
+        ("AvaGradW", "foreach", 2),
+        ("AvaGrad", "fused", 2),
+        ("DelayedAdam", "default", 2),
+        ("AvaGrad", "default", 4),
+    ],
+)
+@pytest.mark.parametrize("wrapper", [train_fsdp1, train_zero])
+def test_shards_without_placements(ranks: Pools, wrapper: Any, name: str, path: str, n: int) -> None:
+    what = job(name, path=path, freezes=False)
+    assert_same(ranks(n).run(wrapper, what), train_alone(what), what.dtype)
+
+
+# --- refusals, and what a copy has ---
+
+
+@pytest.mark.parametrize("name", NORMALISED)
+@pytest.mark.parametrize(
+    ("case", "says"),
+    [
+        ("views", "process_group"),
+        ("flat parameter", "use_orig_params"),
+        ("flat parameter with a group", "use_orig_params"),
+        ("zero", "process_group"),
+    ],
+)
+def test_hidden_shards_are_refused(ranks: Pools, name: str, case: str, says: str) -> None:
+    for message in ranks(2).run(refused, name, case):
+        assert message.startswith(f"ValueError: {name}: ")
+        assert says in message
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_step_in_backward_is_refused(ranks: Pools, name: str) -> None:
+    for message in ranks(2).run(refused_in_backward, name):
+        assert message.startswith(("RuntimeError", "ValueError"))
+        assert "DTensor" in message
+
+
+@pytest.mark.parametrize("name", ["AdaBound", "AdaShift"])
+def test_comparison_optimizers_know_no_group(name: str) -> None:
+    import avagrad
+
+    with pytest.raises(TypeError, match="process_group"):
+        getattr(avagrad, name)([torch.nn.Parameter(torch.ones(2))], process_group=None)
+
+
+@pytest.mark.parametrize("name", DELAYED)
+def test_a_saved_state_names_no_group(ranks: Pools, name: str) -> None:
+    assert all(ranks(2).run(saved_state_names_no_group, name))
+
+
+@pytest.mark.parametrize("how", COPIES)
+@pytest.mark.parametrize("path", ["loop", "fused"])
+def test_a_copy_has_no_group_until_it_is_given_one(ranks: Pools, how: str, path: str) -> None:
+    what = job(path=path)
+    assert_same(ranks(2).run(train_apart, what, 2, False, how), train_apart(what, 2, True), what.dtype)
+
+
+# --- checkpoints ---
+
+
+@pytest.mark.parametrize(("path", "stop"), [("loop", 5), ("fused", 5), ("foreach", 10), ("fused", 16)])
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
+def test_a_checkpoint_goes_on_elsewhere(ranks: Pools, tmp_path: Path, path: str, stop: int) -> None:
+    """Saved by two ranks before a parameter is thawed, while all train, after one is frozen; loaded by 4, 2 and 1."""
+    what = job(path=path)
+    ranks(2).run(train_and_save, what, tmp_path, stop)
+    for n in (4, 2):
+        assert_same(ranks(n).run(load_and_train, what, tmp_path, stop), train_alone(what), what.dtype)
+    assert_same([load_and_train(what, tmp_path, stop)], train_alone(what), what.dtype)
+
+
+@pytest.mark.parametrize(("path", "full"), [*((path, False) for path in PATHS), ("default", True)])
+def test_asking_for_the_state_changes_nothing(ranks: Pools, path: str, full: bool) -> None:
+    what = job(path=path)
+    assert_same(ranks(2).run(train_and_ask, what, (5, 10), full), train_alone(what), what.dtype)
+
+
+def test_a_loaded_state_is_summed_again(ranks: Pools) -> None:
+    for outcome in ranks(2).run(train_and_ask, job(watches="collectives"), (5, 10), False):
+        # Not so at the first step: torch has asked for the state before it, by a step of its own.
+        assert all_reduces(outcome) == [2 if t in (5, 10) else 1 for t in range(STEPS)]
+
+
+# --- failures ---
+
+
+@pytest.mark.parametrize("how", ["dies", "sleeps"])
+def test_a_lost_rank_is_an_error_and_no_hang(how: str) -> None:
+    pool = Ranks(2, group_timeout_s=3)
+    begin = time.monotonic()
+    try:
+        with pytest.raises(RanksFailedError) as failed:
+            pool.run(step_until_a_rank_fails, how, timeout_s=12)
+    finally:
+        pool.close()
+    assert "in step" in failed.value.reasons[0]  # the traceback of an error, and not "no answer in time"
+    assert "RuntimeError" in failed.value.reasons[0]
+    assert time.monotonic() - begin < 12
+
+
+# --- the example ---
+
+
+def test_the_example_trains_saves_and_goes_on(tmp_path: Path) -> None:
+    def losses(steps: int) -> dict[int, float]:
+        launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
+        command = [*launch, str(EXAMPLE), "--steps", str(steps), "--checkpoint", str(tmp_path / "checkpoint")]
+        done = subprocess.run(
+            command,
+            env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONFAULTHANDLER": "1"},
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=False,
+        )
+        assert done.returncode == 0, f"{done.stdout}\n{done.stderr}"
+        lines = [line.split() for line in done.stdout.splitlines() if line.startswith("step ")]
+        return {int(step.rstrip(":")): float(loss) for _, step, _, loss in lines}
+
+    first, then = losses(21), losses(41)
+    assert list(first) == [0, 20]
+    assert list(then) == [40]
+    assert then[40] < first[20] < first[0]
