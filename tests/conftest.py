@@ -2,9 +2,14 @@
 
 import os
 import signal
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 import torch
+
+if TYPE_CHECKING:
+    from ranks import Ranks
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # the same kernels, run by Triton's interpreter on CPU tensors
@@ -23,3 +28,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+@pytest.fixture(scope="session")
+def ranks() -> "Iterator[Callable[[int], Ranks]]":
+    """Give the pool of so many processes, started when it is first asked for."""
+    from ranks import open_pools
+
+    with open_pools() as pool:
+        yield pool

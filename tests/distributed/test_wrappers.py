@@ -86,6 +86,12 @@ def test_hidden_shards_are_refused(ranks: Pools, name: str, case: str, says: str
         assert says in message
 
 
+def test_a_maximum_over_hidden_shards_is_refused(ranks: Pools) -> None:
+    for message in ranks(2).run(refused, "AdaShift", "views"):
+        assert message.startswith("ValueError: AdaShift: ")
+        assert "fully_shard" in message
+
+
 @pytest.mark.parametrize("name", DELAYED)
 def test_step_in_backward_is_refused(ranks: Pools, name: str) -> None:
     for message in ranks(2).run(refused_in_backward, name):

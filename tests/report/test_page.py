@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 import avagrad.report.page as page_module
+from avagrad.cli import app
 from avagrad.report.page import Report, write_report
 from avagrad.tune.records import Record, write_records
 
@@ -193,5 +195,27 @@ def test_the_page_can_be_elsewhere_and_its_links_lead_back(tmp_path: Path) -> No
     assert report.beside == tmp_path / "pages" / "mine-files"
     for link in Read(report.page).links:
         assert link.startswith(("#", "data:image/png")) or (report.page.parent / link).exists(), link
-    with pytest.raises(ValueError, match="which is a folder"):
-        write_report(tmp_path / "runs", tmp_path)
+    (tmp_path / "link.html").symlink_to(report.page)
+    for place in ("", "page.pdf", "link.html"):
+        with pytest.raises(ValueError, match="must be a file to write the page to"):
+            write_report(tmp_path / "runs", tmp_path / place)
+
+
+def test_the_command_says_what_it_found_and_what_it_could_not_read(tmp_path: Path) -> None:
+    (tmp_path / "mine.jsonl").write_text(
+        '{"lr": 0.1, "eps": 1, "value": 3}\n{"lr": 1, "eps": 2, "value": 4}\n'
+        '{"learning_rate": 1, "eps": 1, "value": 0}\nnonsense\n'
+    )
+    done = CliRunner().invoke(app, ["report", str(tmp_path)])
+    assert done.exit_code == 0, done.output
+    assert "cannot be read: mine.jsonl: line 4" in done.stderr
+    assert "1 of 3 records have no lr, and are left out" in done.stderr
+    assert "lr 0.1, eps 1: 3" in done.stdout
+    assert f"the page is {tmp_path / 'report.html'}" in done.stdout
+    (tmp_path / "empty").mkdir()
+    assert "nothing to show was found" in CliRunner().invoke(app, ["report", str(tmp_path / "empty")]).stdout
+
+
+def test_ties_are_told(tmp_path: Path) -> None:
+    write_records(tmp_path / "mine.jsonl", [Record(lr, eps, value=1.0) for lr in (0.1, 1.0) for eps in (0.1, 1.0)])
+    assert "4 cells share the best value" in made(tmp_path)[1].text

@@ -68,7 +68,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     >>> write_report("nowhere")
     Traceback (most recent call last):
     ...
-    ValueError: folder is 'nowhere', but must be a folder that exists.
+    ValueError: folder is 'nowhere', which does not exist, but must be a folder.
     """
     collection = collect(folder)
     page = Path(folder, PAGE) if out is None else Path(out)
