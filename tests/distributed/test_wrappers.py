@@ -10,6 +10,14 @@ from typing import Any
 import pytest
 import torch
 from comparison import NORMALISED, Pools, all_reduces, assert_same
+from odd_cases import (
+    autograd_notices,
+    copies_go_on_when_they_have_their_group,
+    first_steps_with_lr_zero,
+    gammas_where_one_rank_is_asked,
+    refusals,
+    trained_after_a_swap,
+)
 from problems import DELAYED
 from ranks import Ranks, RanksFailedError
 from training import COPIES, PATHS, STEPS, job, train_alone, train_apart
@@ -141,8 +149,48 @@ def test_asking_for_the_state_changes_nothing(ranks: Pools, path: str, full: boo
 
 def test_a_loaded_state_is_summed_again(ranks: Pools) -> None:
     for outcome in ranks(2).run(train_and_ask, job(watches="collectives"), (5, 10), False):
-        # Not so at the first step: torch has asked for the state before it, by a step of its own.
-        assert all_reduces(outcome) == [2 if t in (5, 10) else 1 for t in range(STEPS)]
+        assert all_reduces(outcome) == [2 if t in (0, 5, 10) else 1 for t in range(STEPS)]
+
+
+# --- what is rare ---
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_parameters_that_are_put_into_the_groups_later_are_seen(ranks: Pools, path: str) -> None:
+    want, gammas = trained_after_a_swap(path, False)
+    for got, found in ranks(2).run(trained_after_a_swap, path, True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+        assert found == pytest.approx(gammas, rel=1e-10)
+
+
+def test_a_rank_that_is_asked_for_its_state_alone_does_not_step_alone(ranks: Pools) -> None:
+    (never, _), (asked, other) = (ranks(2).run(gammas_where_one_rank_is_asked, asks) for asks in (False, True))
+    assert asked == other == never
+
+
+def test_steps_with_lr_zero_count_on_all_ranks_alike(ranks: Pools) -> None:
+    (first, gammas), (second, others) = ranks(2).run(first_steps_with_lr_zero)
+    assert (first.item(), second.item()) == (6, 5)  # each gradient that there was
+    assert gammas == others
+
+
+def test_groups_and_parameters_that_cannot_be_are_refused(ranks: Pools) -> None:
+    first, second = ranks(2).run(refusals)
+    for found in (first, second):
+        assert "ignored_modules" in found["ignored"]
+        assert "process_group is 'world', but must be a torch.distributed.ProcessGroup" in found["not a group"]
+    assert "this rank is a member of" in second["not a member"]
+    assert first["not a member"] == ""
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_autograd_notices_that_a_dtensor_has_moved(ranks: Pools, path: str) -> None:
+    for said in ranks(2).run(autograd_notices, path):
+        assert "modified by an inplace operation" in said
+
+
+def test_copies_go_on_when_they_have_their_group(ranks: Pools) -> None:
+    assert ranks(2).run(copies_go_on_when_they_have_their_group) == [[True, True]] * 2
 
 
 # --- failures ---

@@ -13,7 +13,7 @@ from avagrad.optim.arguments import check_group_keys, check_values, plain_number
 from avagrad.optim.entries import Batch, Entry, Group, as_real, count, host_or_device, moment_dtype, scalar_dtype
 from avagrad.optim.in_backward import StepInBackward
 from avagrad.optim.rounding import is_half
-from avagrad.optim.sharding import is_dtensor, local_part
+from avagrad.optim.sharding import bump_versions, is_asked_for_state, is_dtensor, local_part
 
 __all__ = ["RuleOptimizer"]
 
@@ -178,8 +178,14 @@ class RuleOptimizer(Optimizer):
             batches.append(self._batch(group, numbers, place))
             place += len(group["params"])
         self._update_if(counts, batches)
-        self._start_next_sums()
+        if counts is not False:
+            self._start_next_sums()
+        bump_versions(self.param_groups)
         return loss
+
+    def _steps_together(self) -> bool:
+        """Tell whether ranks step together, so that no rank may see a question where others see a step."""
+        return False
 
     def _take_part(self, batches: list[Batch]) -> None:
         """Do what all ranks do together in a step, also where this one has nothing to update."""
@@ -216,7 +222,6 @@ class RuleOptimizer(Optimizer):
     def _update_if(self, counts: bool | Tensor, batches: list[Batch]) -> None:
         """Update; or leave all as it is, on the device's word if need be."""
         if counts is False:
-            self._take_part(batches)
             return
         tensors = [x for batch in batches for entry in batch.entries for x in entry.written()]
         before = [x.clone() for x in tensors] if isinstance(counts, Tensor) else []
@@ -300,6 +305,8 @@ class RuleOptimizer(Optimizer):
         lrs = [group["lr"] for group in self.param_groups]
         if any(self.state.values()) or any(lr != 0 for lr in lrs if not isinstance(lr, Tensor)):
             return True
+        if self._steps_together():
+            return not is_asked_for_state()
         tensors = [lr.detach().reshape(()) for lr in lrs if isinstance(lr, Tensor)]
         if not tensors:
             return False
@@ -335,9 +342,13 @@ class RuleOptimizer(Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]  # not traced: nothing to compile
     def _refuse_what_cannot_be_stepped(self) -> None:
         """Raise before anything has been changed."""
+        self._look_again()
         self._check_together(self.param_groups)
         for p in (p for group in self.param_groups for p in group["params"]):
             self._refuse_sparse(p)
+
+    def _look_again(self) -> None:
+        """See whether the parameters are still those that were looked at."""
 
     def _refuse_sparse(self, p: Tensor) -> None:
         if p.grad is not None and p.grad.layout != torch.strided:

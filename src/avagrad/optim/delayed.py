@@ -5,6 +5,7 @@ The rule itself is in :mod:`avagrad.optim.rules`; this file gives it torch.optim
 
 from collections.abc import Callable
 from contextlib import nullcontext
+from operator import is_not
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -73,6 +74,7 @@ class _Delayed(RuleOptimizer):
     _view: LocalView | None = None  # what the plan sees of parameters that are spread over a mesh
     _process_group: Any = None
     _has_dtensors: bool = False
+    _seen: list[Tensor] | None = None  # the parameters that were looked at
 
     def __init__(self, params: ParamsT, defaults: Group, process_group: Any = None) -> None:
         self._process_group = process_group
@@ -107,8 +109,8 @@ class _Delayed(RuleOptimizer):
     def __setstate__(self, state: Group) -> None:
         super().__setstate__(state)
         self._plan = None
+        self._forget_sharding()  # a copy may be given its group before it steps
         self._tell_scalers()
-        self._look_at_sharding()
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
@@ -140,16 +142,31 @@ class _Delayed(RuleOptimizer):
             raise
         self._plan = None
 
-    def _look_at_sharding(self) -> None:
-        """See how the parameters are spread over ranks, and let go of sums that were started before."""
+    def _forget_sharding(self) -> None:
+        """Let go of sums that were started, and have the next step look at the parameters."""
         if self._sharding is not None:
             self._sharding.discard()
+        self._sharding, self._seen = None, None
+
+    def _look_again(self) -> None:
+        params = [p for group in self.param_groups for p in group["params"]]
+        if self._seen is None or len(params) != len(self._seen) or any(map(is_not, params, self._seen)):
+            self._look_at_sharding()
+
+    def _steps_together(self) -> bool:
+        return self._sharding is not None
+
+    def _look_at_sharding(self) -> None:
+        """See how the parameters are spread over ranks, and let go of sums that were started before."""
+        self._forget_sharding()
         params = [p for group in self.param_groups for p in group["params"]]
         self._has_dtensors = any(map(is_dtensor, params))
         if self._normalised:  # else there is nothing to sum
             owner = type(self).__name__
             refuse_hidden_shards(owner, params, self._process_group)
             self._sharding = sharding_of(owner, params, self._process_group)
+        self._seen = params
+        self._tell_scalers()
 
     def _take_part(self, batches: list[Batch]) -> None:
         if self._sharding is not None:
@@ -162,7 +179,9 @@ class _Delayed(RuleOptimizer):
 
     def _tell_scalers(self) -> None:
         # All paths know how to unscale and skip; the fused one does it in passing.
-        self._step_supports_amp_scaling = self._in_backward is not None or self._wants_fused()
+        # Where ranks step together, none of them may be left out because its gradients are not finite.
+        together = self._sharding is not None
+        self._step_supports_amp_scaling = self._in_backward is not None or together or self._wants_fused()
 
     # --- the fused path ---
 
@@ -186,12 +205,14 @@ class _Delayed(RuleOptimizer):
         self._check_together(self.param_groups)
         if self._plan is None and not any(p.grad is not None for group in self.param_groups for p in group["params"]):
             return False
+        if self._seen is None:
+            self._look_again()
         grad_scale, found_inf = (getattr(self, name, None) for name in ("grad_scale", "found_inf"))
-        if isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and found_inf != 0:
-            self._take_part([self._batch_of_states(group) for group in self.param_groups])
-            self._start_next_sums()
-            return True  # skipped; where only the device knows it, the kernel skips
         with local_gradients(self.param_groups) if self._has_dtensors else nullcontext(True) as can_be_read:
+            if isinstance(found_inf, Tensor) and found_inf.device.type == "cpu" and found_inf != 0:
+                self._take_part([self._batch_of_states(group) for group in self.param_groups])
+                self._start_next_sums()
+                return True  # skipped; where only the device knows it, the kernel skips
             # Without bias correction a parameter counts before it has had a gradient.
             plan = self._fitting_plan(lambda p, group: p.grad is not None or not group["bias_correction"])
             return can_be_read and plan is not None and plan.step(grad_scale, found_inf)
@@ -201,6 +222,10 @@ class _Delayed(RuleOptimizer):
         if self._plan is not None and (self._view is None or self._view.fits()) and self._plan.fits():
             return self._plan
         self._plan = self._view = None
+        had_dtensors = self._has_dtensors
+        self._look_again()
+        if self._has_dtensors != had_dtensors:
+            return None  # their gradients were looked for elsewhere; the next step finds them
         params = [(p, group) for group in self.param_groups for p in group["params"]]
         misfits = any(not fits_its_parameter(p, state) for p, _ in params if (state := self.state.get(p)))
         if misfits or any(map(self._reason_against_fused, self.param_groups)):
@@ -231,6 +256,7 @@ class _Delayed(RuleOptimizer):
     # --- stepping inside backward ---
 
     def _begin_step(self) -> None:
+        self._look_again()
         super()._begin_step()
         # Which of them will have a gradient is not known yet.
         plan = self._fitting_plan(lambda p, _: p.requires_grad) if self._wants_fused() else None
@@ -264,7 +290,8 @@ class _Delayed(RuleOptimizer):
         if self._plan is not None:
             self._plan.forget_sums()
         if not any(entry.g is not None for batch in batches for entry in batch.entries):
-            self._take_part(batches)
+            if self._begun is None:
+                self._take_part(batches)
             return
         gammas = self._begun.gammas if self._begun is not None else self._gammas(batches)
         for group, entries, _ in batches:
@@ -285,6 +312,7 @@ class _Delayed(RuleOptimizer):
         >>> opt.gamma()
         2.0
         """
+        self._look_again()
         fits = self._plan is not None and self._view is None and self._plan.fits()
         if self._normalised and self._plan is not None and fits:
             return self._plan.next_gamma().item()  # its sums stand from the last step, so nothing is gone through
@@ -314,6 +342,7 @@ class _Delayed(RuleOptimizer):
         >>> opt.diagnostics()["rate_median"]
         0.5
         """
+        self._look_again()
         batches = [self._batch_of_states(group) for group in self.param_groups]
         gamma = self._gamma_of(batches)
         etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]

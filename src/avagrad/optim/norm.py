@@ -31,7 +31,7 @@ def global_gamma(batches: Sequence[Batch], sharding: Sharding | None = None) -> 
         sums = sharding.total(key_of_sums(groups), lambda: table_of_sums(batches, sharding))
     gamma = scale(sums[0], sums[1], norm=one_norm(groups))
     # A copy to the CPU must have arrived when it is read; all others may take their time.
-    devices = _devices(batches)
+    devices = _devices(batches, sharding)
     return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices}
 
 
@@ -71,13 +71,13 @@ def table_of_sums(batches: Sequence[Batch], sharding: Sharding | None = None) ->
             firsts = [_first_count(group, entry, count(entry.param)) for entry in entries if _is_first(entry)]
             firsts_and_unseen = never_had_a_gradient + sum(firsts)
             shares[plain_row].append((firsts_and_unseen * group["eps"] ** -norm, firsts_and_unseen))
-    home = _devices(batches)[0]
+    home = _devices(batches, sharding)[0]
     return torch.stack([_sum_of_both(found, home) for found in shares])
 
 
-def _devices(batches: Sequence[Batch]) -> list[torch.device]:
+def _devices(batches: Sequence[Batch], sharding: Sharding | None) -> list[torch.device]:
     devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
-    return devices or [torch.device("cpu")]
+    return devices or [torch.device("cpu") if sharding is None else sharding.device]
 
 
 def _sum_of_both(shares: Sequence[tuple[Scalar, Scalar]], device: torch.device) -> Tensor:

@@ -24,7 +24,9 @@ from torch import Tensor
 __all__ = [
     "LocalView",
     "Sharding",
+    "bump_versions",
     "global_max",
+    "is_asked_for_state",
     "is_dtensor",
     "local_gradients",
     "local_groups",
@@ -170,6 +172,14 @@ def local_gradients(groups: Sequence[Group]) -> Iterator[bool]:
     finally:
         for local in given:
             local.grad = None
+        bump_versions(groups)
+
+
+def bump_versions(groups: Sequence[Group]) -> None:
+    """Tell autograd that parameters have been written to through their local parts."""
+    spread = [p for group in groups for p in group["params"] if p.grad is not None and is_dtensor(p)]
+    if spread:
+        torch.autograd.graph.increment_version(spread)
 
 
 # --- the sum over ranks ----------------------------------------------------------------------------------------------
@@ -186,6 +196,7 @@ class Sharding:
         self.groups: list[Any] = [] if process_group is None else [process_group]
         self.plain_row = len(self.groups)  # of tensors that carry no placement
         self.rows: dict[int, int | None] = {}  # by id; None: another rank counts it
+        self.device = params[0].device if params else _device_of(process_group)
         by_ranks: dict[tuple[int, ...], int] = {}
         for p in params:
             if not is_dtensor(p):
@@ -193,9 +204,6 @@ class Sharding:
                 continue
             mesh, placements = p.device_mesh, p.placements  # type: ignore[attr-defined]
             coordinate = mesh.get_coordinate()
-            if coordinate is None:  # this rank has no part in it
-                self.rows[id(p)] = None
-                continue
             ranks = tuple(mesh.mesh.flatten().tolist())
             if ranks not in by_ranks:
                 self.groups.append(_group_of(mesh))
@@ -272,13 +280,34 @@ def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sha
             f"{owner}: process_group is given, but a parameter of shape {tuple(spread[0].shape)} is a DTensor, which "
             "carries its own mesh: leave process_group out."
         )
+    if process_group is not None:
+        import torch.distributed as dist
+
+        if not isinstance(process_group, dist.ProcessGroup) or dist.get_rank(process_group) < 0:
+            raise ValueError(
+                f"{owner}: process_group is {process_group!r}, but must be a torch.distributed.ProcessGroup that this "
+                "rank is a member of, or None."
+            )
     for p in spread:
+        if p.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
+            raise ValueError(
+                f"{owner}: a parameter of shape {tuple(p.shape)} is a DTensor on a mesh that this rank is not part of, "
+                "but must be on one that it is part of: the norm would differ between ranks."
+            )
         if any(placement.is_partial() for placement in p.placements):  # type: ignore[attr-defined]
             raise ValueError(
                 f"{owner}: a parameter of shape {tuple(p.shape)} is Partial, the terms of a sum that is still to be "
                 "taken, but must be sharded or replicated."
             )
     return Sharding(params, process_group) if spread or process_group is not None else None
+
+
+def _device_of(process_group: Any) -> torch.device:
+    """Return a device that a group can send from, for a rank that has no parameters."""
+    import torch.distributed as dist
+
+    has_nccl = "nccl" in dist.get_backend(process_group)
+    return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
 
 
 _made: dict[tuple[Any, tuple[int, ...]], Any] = {}  # process groups, by the world that they are of and their ranks
@@ -313,6 +342,13 @@ def refuse_hidden_shards(owner: str, params: Sequence[Tensor], process_group: An
                 "None: the norm runs over all parts, so pass the group over which they are spread, process_group=... "
                 "(torch.distributed.group.WORLD if no other was given), or use fully_shard."
             )
+    flags = {bool(getattr(p, "_fsdp_flattened", False)) for p in params}
+    if len(flags) > 1:
+        raise ValueError(
+            f"{owner}: some parameters are parts of FullyShardedDataParallel's, and others are whole on every rank "
+            "(ignored_modules), but must be all parts or all whole: nothing says which a group would add up. Use "
+            "fully_shard."
+        )
     if process_group is None and _is_made_by_zero():
         raise ValueError(
             f"{owner}: ZeroRedundancyOptimizer gives each rank a part of the parameters, but process_group is None, "
@@ -327,11 +363,22 @@ def _is_made_by_zero() -> bool:
     It hands each rank plain parameters, of which nothing says that they are a part: the callers are all there is to
     see. It is some four frames up; a name is enough, and nothing has to be imported.
     """
-    frame = sys._getframe(1)
-    for _ in range(16):
+    return any(type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer" for frame in _callers())
+
+
+def is_asked_for_state() -> bool:
+    """Tell whether a step is torch.distributed.checkpoint's way to ask for a state.
+
+    It asks on those ranks alone that have none, with an lr of 0, so it must not be taken for a step that ranks take
+    together; and a step with an lr of 0, as in a warm-up, must not be taken for a question. The callers tell.
+    """
+    return any(frame.f_code.co_name == "_init_optim_state" for frame in _callers())
+
+
+def _callers() -> Iterator[Any]:
+    frame: Any = sys._getframe(2)
+    for _ in range(40):
         if frame is None:
-            return False
-        if type(frame.f_locals.get("self")).__name__ == "ZeroRedundancyOptimizer":
-            return True
-        frame = frame.f_back  # type: ignore[assignment]
-    return False
+            return
+        yield frame
+        frame = frame.f_back

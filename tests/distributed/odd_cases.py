@@ -1,0 +1,126 @@
+"""What the ranks do in tests of what is rare, and must not go wrong in silence."""
+
+import copy
+import pickle
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.checkpoint.state_dict import _init_optim_state
+from torch.distributed.fsdp import FullyShardedDataParallel
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from training import PATHS, mesh
+from wrapping import message_of
+
+from avagrad import AvaGrad
+
+SHAPES = ((5, 3), (4,))
+Found = tuple[list[Tensor], list[float]]  # parameters, and the gamma after each step
+
+
+def values(seed: int) -> list[Tensor]:
+    """Return the same numbers on every rank."""
+    random = torch.Generator().manual_seed(seed)
+    return [torch.randn(shape, generator=random, dtype=torch.float64) for shape in SHAPES]
+
+
+def trained(opt: AvaGrad, params: list[Any], steps: int = 8) -> Found:
+    gammas = []
+    for t in range(steps):
+        for p, g in zip(params, values(100 + t), strict=True):
+            spread = hasattr(p, "placements")
+            p.grad = distribute_tensor(g, p.device_mesh, p.placements) if spread else g.clone()
+        opt.step()
+        gammas.append(opt.gamma())
+    whole = [p.full_tensor() if hasattr(p, "full_tensor") else p for p in params]
+    return [p.detach() for p in whole], gammas
+
+
+def trained_after_a_swap(path: str, spread: bool) -> Found:
+    """Make the optimizer first, as some trainers do, and put other parameters into its groups afterwards."""
+    plain = [nn.Parameter(x) for x in values(0)]
+    opt = AvaGrad(plain, lr=0.3, eps=1e-3, **PATHS[path])
+    params: list[Any] = plain
+    if spread:
+        here = mesh(dist.get_world_size())
+        placements = (Shard(0), Replicate())
+        params = [
+            nn.Parameter(distribute_tensor(p.detach(), here, [placement]))
+            for p, placement in zip(plain, placements, strict=True)
+        ]
+        opt.param_groups[0]["params"] = params
+    return trained(opt, params)
+
+
+def gammas_where_one_rank_is_asked(asks: bool) -> list[float]:
+    """Let torch ask for the state when one rank has none yet: it asks there alone."""
+    rank = dist.get_rank()
+    p = nn.Parameter(torch.full((3,), 1.0 + rank, dtype=torch.float64))
+    opt = AvaGrad([p], lr=0.1, eps=1e-2, process_group=dist.group.WORLD)
+    gammas = []
+    for t in range(8):
+        p.grad = None if rank == 1 and t < 4 else torch.full((3,), 1.0 + t, dtype=torch.float64)
+        opt.step()
+        opt.zero_grad()
+        if asks and t == 2:
+            _init_optim_state(opt)
+        gammas.append(opt.gamma())
+    return gammas
+
+
+def first_steps_with_lr_zero() -> tuple[Tensor, list[float]]:
+    """Warm up from an lr of 0, where one rank has its first gradient later than the other."""
+    rank = dist.get_rank()
+    p = nn.Parameter(torch.full((3,), 1.0 + rank, dtype=torch.float64))
+    opt = AvaGrad([p], lr=0.0, eps=1e-2, process_group=dist.group.WORLD)
+    gammas = []
+    for t in range(6):
+        opt.param_groups[0]["lr"] = 0.0 if t < 3 else 0.3
+        p.grad = None if rank == 1 and t == 0 else torch.full((3,), 1.0 + t, dtype=torch.float64)
+        opt.step()
+        gammas.append(opt.gamma())
+    return opt.state[p]["step"], gammas
+
+
+def refusals() -> dict[str, str]:
+    """Return what is said to groups and parameters that cannot be."""
+    two = nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 2))
+    sharded = FullyShardedDataParallel(
+        two, use_orig_params=True, ignored_modules=[two[1]], device_id=torch.device("cpu")
+    )
+    elsewhere = dist.new_group([0])  # of which rank 1 is no member
+    plain = [nn.Parameter(torch.ones(2))]
+    return {
+        "ignored": message_of(lambda: AvaGrad(sharded.parameters(), process_group=dist.group.WORLD)),
+        "not a member": message_of(lambda: AvaGrad(plain, process_group=elsewhere)),
+        "not a group": message_of(lambda: AvaGrad(plain, process_group="world")),
+    }
+
+
+def autograd_notices(path: str) -> str:
+    """Return what a second backward says after a step has written to a DTensor that it needs."""
+    p = nn.Parameter(distribute_tensor(torch.ones(4, dtype=torch.float64), mesh(dist.get_world_size()), [Shard(0)]))
+    opt = AvaGrad([p], lr=0.1, **PATHS[path])
+    for _ in range(2):
+        loss = (p * p * p).sum()
+        opt.zero_grad()
+        loss.backward(retain_graph=True)  # type: ignore[no-untyped-call]
+        opt.step()
+    return message_of(loss.backward)
+
+
+def copies_go_on_when_they_have_their_group() -> list[bool]:
+    """Copy an optimizer of FSDP1's parameters, give the copies their group, and step."""
+    net = FullyShardedDataParallel(nn.Linear(3, 3), use_orig_params=True, device_id=torch.device("cpu"))
+    opt = AvaGrad(net.parameters(), process_group=dist.group.WORLD)
+    net(torch.ones(2, 3)).sum().backward()
+    found = []
+    makers: list[Any] = [copy.copy, lambda each: pickle.loads(pickle.dumps(each))]
+    for make in makers:
+        other = make(opt)
+        assert other.process_group is None
+        other.process_group = dist.group.WORLD
+        other.step()
+        found.append(other.gamma() > 0)
+    return found
