@@ -68,7 +68,7 @@ def told_of_figure_1(starts: Sequence[Start]) -> str:
     >>> from avagrad.report.curves import SyntheticLine
     >>> line = SyntheticLine("Adam", Band((1.0,), (0.95,)), Band((1.0,), (0.9,)), Band())
     >>> told_of_figure_1([Start(0.0, 0.4995, (line,), "")])
-    'From w = 0 (the minimum is at 0.4995), mean w and mean squared gradient: Adam 0.950, 0.900.'
+    'From w = 0 (the minimum is at 0.4995), means over time of w and of the squared gradient: Adam 0.950, 0.900.'
     """
     sentences = []
     for start in starts:
@@ -80,7 +80,7 @@ def told_of_figure_1(starts: Sequence[Start]) -> str:
         lowest = "" if start.minimiser is None else f" (the minimum is at {start.minimiser:.4f})"
         place = start.title.capitalize() or "In all"
         if told:
-            sentences.append(f"{place}{lowest}, mean w and mean squared gradient: {'; '.join(told)}.")
+            sentences.append(f"{place}{lowest}, means over time of w and of the squared gradient: {'; '.join(told)}.")
     return _joined([*sentences, *dict.fromkeys(start.note for start in starts)])
 
 

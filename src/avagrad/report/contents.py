@@ -96,7 +96,7 @@ def contents(collection: Collection) -> Contents:
             "What a search finds for its trials", (*_budgets(sweeps), *_table_of_sweeps(sweeps)), _READING_A_BUDGET
         ),
         Chapter("Methods beside each other", (*_table_1(runs), *_learning_curves(runs))),
-        Chapter("The problem of Theorem 1", tuple(_figures_1(collection.synthetics))),
+        Chapter("The problem of Theorem 1", tuple(_figures_1(collection.synthetics)), _READING_FIGURE_1),
         Chapter("What a step costs", tuple(_step_bars(collection.step_times))),
     )
     return Contents(tuple(findings(collection)), tuple(chapter for chapter in chapters if chapter.parts))
@@ -109,6 +109,9 @@ _READING_A_MAP = (
 )
 
 
+_READING_FIGURE_1 = (
+    "Means over time, as in the paper's Figure 1: lines are averages over replicas, bands hold the middle 80 % of them."
+)
 _READING_A_BUDGET = (
     "The best value after so many trials: of the search by two lines and a ring, and of as many cells of the same grid"
     " drawn at random (the median)."
