@@ -16,7 +16,15 @@ import pytest
 import avagrad
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted(
+    [
+        ROOT / "README.md",
+        ROOT / "CONTRIBUTING.md",
+        ROOT / "CHANGELOG.md",
+        *(ROOT / "docs").glob("*.md"),
+        ROOT / "results" / "README.md",
+    ]
+)
 
 
 def run(*command: str, **environment: str) -> str:
@@ -57,7 +65,8 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path: Path) -> None:
     assert Path(file).is_relative_to(fresh)
     assert version == avagrad.__version__
     assert [float(x) for x in values] == pytest.approx([0.5] * 3)
-    assert (site / "avagrad" / "py.typed").exists()
+    for name in ("py.typed", "optim/fused/native.c", "report/page.html", "report/page.js"):
+        assert (site / "avagrad" / name).exists(), name
 
 
 def test_importing_is_light() -> None:
