@@ -8,8 +8,7 @@ import webbrowser
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from types import TracebackType
-from typing import Annotated, Self
+from typing import Annotated
 
 import typer
 from rich.console import Console
@@ -98,7 +97,7 @@ def _told_when_stopped() -> Iterator[None]:
         signal.signal(signal.SIGTERM, before)
 
 
-class _Shown:
+class _Shown(Bar):
     """Shows how far all jobs are together: a bar on a terminal, else lines."""
 
     EVERY = 10.0  # seconds between two lines, at most
@@ -106,28 +105,18 @@ class _Shown:
     def __init__(self, todo: Sequence[Job], out: Path) -> None:
         self.costs = {job.name: job.cost for job in todo}
         self.shares = {job.name: 1.0 for job in todo if job.is_done(out)}
-        self.console = Console(stderr=True)
-        self.bar = Bar(self.console, unit="")
+        super().__init__(Console(stderr=True), unit="")
         self.began = self.last = time.monotonic()
         there = len(self.shares)
         told = f"all {there} jobs were there already" if there == len(todo) else f"{len(todo)} jobs"
         self._say(f"{told}, {there} of them are there already" if 0 < there < len(todo) else told)
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.__exit__(kind, value, trace)
 
     def __call__(self, name: str, share: float) -> None:
         """Hear how far a job is."""
         ended = share == 1.0 != self.shares.get(name)
         self.shares[name] = share
         if self.console.is_terminal:
-            self.bar.at(f"{self._told()}: {self._under_way()}", round(1000 * self._share()), 1000)
+            self.at(f"{self._told()}: {self._under_way()}", round(1000 * self._share()), 1000)
         elif ended:
             self._say(f"{self._told()}: {name} is done")
         elif time.monotonic() - self.last > self.EVERY:

@@ -3,7 +3,8 @@
 gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters,
 and of nothing else: not of this step's gradients, nor of which parameters have one. So it is worked
 out from the state when a step begins, and nothing is kept that a loaded, edited or broadcast state
-could make stale.
+could make stale. Where parameters are spread over ranks it is worked out when the step before ends,
+so that nobody waits for the others (:mod:`avagrad.optim.sharding`).
 """
 
 from collections.abc import Callable, Sequence

@@ -7,12 +7,6 @@ from avagrad.report.curves import Band, BarGroup, BudgetChart, LearningChart, St
 __all__ = ["told_of_bars", "told_of_budgets", "told_of_figure_1", "told_of_learning"]
 
 
-def _last(band: Band) -> tuple[float, float] | None:
-    """Return where a line ends: its last place that has a value, and the value."""
-    ends = [(x, y) for x, y in zip(band.x, band.middle, strict=True) if y is not None]
-    return ends[-1] if ends else None
-
-
 def _joined(sentences: Sequence[str]) -> str:
     return " ".join(sentence for sentence in sentences if sentence)
 
@@ -27,7 +21,7 @@ def told_of_budgets(chart: BudgetChart) -> str:
     """
     sentences = []
     for line in chart.lines:
-        end = _last(line.band)
+        end = line.band.last
         if end is None or line.kind == "random":
             continue
         trials, value = end
@@ -51,7 +45,7 @@ def told_of_learning(chart: LearningChart) -> str:
     >>> told_of_learning(LearningChart("digits", {"error": "validation error, %"}, (line,), frozenset(), 0))
     'Validation error, %, at the end: SGD, lr 0.1: 25.'
     """
-    ends = [(end[1], line) for line in chart.lines if (end := _last(line.bands.get("error", Band()))) is not None]
+    ends = [(end[1], line) for line in chart.lines if (end := line.bands.get("error", Band()).last) is not None]
     ends.sort(key=lambda pair: pair[0])
     named = "; ".join(f"{line.title}: {value:.4g}" for value, line in ends[:3])
     more = f"; {len(ends) - 3} more are above that" if len(ends) > 3 else ""
@@ -75,7 +69,7 @@ def told_of_figure_1(starts: Sequence[Start]) -> str:
         told = [
             f"{line.title} {w[1]:.3f}, {squared[1]:.3f}"
             for line in start.lines
-            if (w := _last(line.w)) is not None and (squared := _last(line.squared_gradient)) is not None
+            if (w := line.w.last) is not None and (squared := line.squared_gradient.last) is not None
         ]
         lowest = "" if start.minimiser is None else f" (the minimum is at {start.minimiser:.4f})"
         place = start.title.capitalize() or "In all"

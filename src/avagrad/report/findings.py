@@ -9,7 +9,7 @@ from avagrad.report.groups import comparable_sweeps, direction_of, number
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
 from avagrad.report.tables import Column, Entry, SweepRow, results, sweep_rows
 from avagrad.tune.search import plan
-from avagrad.tune.separability import Separability
+from avagrad.tune.separability import Separability, two_digits
 from avagrad.tune.space import Cell, shown
 
 __all__ = ["findings", "six_lines"]
@@ -92,7 +92,7 @@ def _ridge(row: SweepRow, parts: Separability) -> str:
         where = f"goes from {first} to {last}"
         if {min(lrs), max(lrs)} != {lrs[0], lrs[-1]}:
             where += f", between {shown(min(lrs))} and {shown(max(lrs))}"
-    slopes = f"slope {_slope(parts.slope)}, at large eps {_slope(parts.slope_at_large_eps)}"
+    slopes = f"slope {two_digits(parts.slope)}, at large eps {two_digits(parts.slope_at_large_eps)}"
     return (
         f"the best lr {where} ({slopes}); it stays within one step of the best cell's for eps from "
         f"{shown(parts.stays[0])} to {shown(parts.stays[1])}. Best: {_at(parts.best, row.value, row.unit)}."
@@ -164,7 +164,3 @@ def _of(sweep: Sweep) -> str:
 
 def _at(cell: Cell, value: float | None, unit: str) -> str:
     return str(cell) if value is None else f"{cell}: {value:.3g}{' ' if unit else ''}{unit}"
-
-
-def _slope(slope: float | None) -> str:
-    return "unknown" if slope is None else f"{round(slope, 2) + 0.0:.2f}"  # 0 is added since -0.0 reads oddly

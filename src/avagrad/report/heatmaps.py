@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from avagrad.tune.records import Record
 from avagrad.tune.search import Score, plan, replay, scores
-from avagrad.tune.separability import Separability, separability
+from avagrad.tune.separability import Separability, separability, two_digits
 from avagrad.tune.space import Cell, Space, axis
 
 __all__ = ["HeatMap", "heat_map", "shades", "short_value", "space_of", "text_colour", "ticks"]
@@ -48,7 +48,7 @@ class HeatMap:
         if self.separability is None:
             return f"{self._run} of {len(self.lr) * len(self.eps)} cells"
         slope = self.separability.slope
-        return "" if slope is None else f"slope of the ridge {slope:.2f}"
+        return "" if slope is None else f"slope of the ridge {two_digits(slope)}"
 
     @property
     def _run(self) -> int:

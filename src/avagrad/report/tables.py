@@ -23,7 +23,7 @@ from avagrad.report.groups import (
 )
 from avagrad.report.reading import Run, Sweep
 from avagrad.tune.search import Score, best
-from avagrad.tune.separability import Separability, separability
+from avagrad.tune.separability import Separability, separability, two_digits
 from avagrad.tune.space import Cell
 
 __all__ = [
@@ -513,4 +513,4 @@ def _short(value: float | None) -> str:
 
 
 def _slope(slope: float | None) -> str:
-    return "" if slope is None else f"{round(slope, 2) + 0.0:.2f}"  # 0 is added since -0.0 reads oddly
+    return "" if slope is None else two_digits(slope)

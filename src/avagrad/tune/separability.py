@@ -12,7 +12,7 @@ from statistics import linear_regression
 from avagrad.tune.search import Plan, Replay, Score, best, replay
 from avagrad.tune.space import Cell, Space, shown
 
-__all__ = ["Budget", "Separability", "budgets", "separability", "verdict"]
+__all__ = ["Budget", "Separability", "budgets", "separability", "two_digits", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -66,7 +66,7 @@ class Separability:
             return f"All {self.cells} cells of the grid diverged or failed, so nothing can be said of lr and eps."
         there = [eps for eps, lr in self.ridge if lr is not None]
         moves = f"moves by {_count(self.moves, 'step')}" if self.moves else "does not move"
-        slopes = f"slope {_two_digits(self.slope)}; {_two_digits(self.slope_at_large_eps)} at large eps"
+        slopes = f"slope {two_digits(self.slope)}; {two_digits(self.slope_at_large_eps)} at large eps"
         gone = len(self.ridge) - len(there)
         if gone:
             slopes += f"; no lr works at {gone} of the eps"
@@ -219,5 +219,10 @@ def _count(number: int, thing: str) -> str:
     return (f"a {thing}" if thing == "ring" else f"1 {thing}") if number == 1 else f"{number} {thing}s"
 
 
-def _two_digits(slope: float | None) -> str:
+def two_digits(slope: float | None) -> str:
+    """Return a slope as it is shown.
+
+    >>> two_digits(0.3849), two_digits(-0.001), two_digits(None)
+    ('0.38', '0.00', 'unknown')
+    """
     return "unknown" if slope is None else f"{round(slope, 2) + 0.0:.2f}"  # 0 is added since -0.0 reads oddly
