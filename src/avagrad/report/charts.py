@@ -1,6 +1,5 @@
 """Drawing curves and bars: numbers come in, figures go out."""
 
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -21,7 +20,7 @@ from avagrad.report.curves import (
     Start,
     ratio_span,
 )
-from avagrad.report.figures import LOOKS
+from avagrad.report.figures import LOOKS, label
 
 __all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_step_bars"]
 
@@ -164,7 +163,7 @@ def draw_step_bars(groups: Sequence[BarGroup], *, title: str = "", look: str = "
 
 
 def _draw_bar_group(axes: Any, group: BarGroup, span: tuple[float, float], ink: _Ink) -> None:
-    axes.set_title(_text(group.title), color=ink["ink"], fontsize=9, loc="left", parse_math=False)
+    axes.set_title(label(group.title), color=ink["ink"], fontsize=9, loc="left")
     axes.set_xscale("log")
     for place, bar in enumerate(group.bars):
         if bar.ratio is not None:
@@ -172,19 +171,17 @@ def _draw_bar_group(axes: Any, group: BarGroup, span: tuple[float, float], ink: 
             axes.plot((1.0, bar.ratio), (place, place), color=colour, lw=8, solid_capstyle="butt")
         # Always to the right of both the bar and the line at 1, where there is room.
         axes.annotate(
-            bar.label, (max(bar.ratio or 1.0, 1.0), place), (5, 0), textcoords="offset points", va="center",
-            fontsize=7, color=ink["ink"], parse_math=False,
+            label(bar.label), (max(bar.ratio or 1.0, 1.0), place), (5, 0), textcoords="offset points", va="center",
+            fontsize=7, color=ink["ink"],
         )  # fmt: skip
     axes.axvline(1.0, color=ink["ink"], lw=0.8)
     low, high = span
     axes.set_xlim(low / 1.5, high * 15)  # with room for the labels
     axes.set_ylim(len(group.bars) - 0.4, -0.6)
-    labels = [_text(bar.title) for bar in group.bars]
+    labels = [label(bar.title) for bar in group.bars]
     axes.set_yticks(range(len(group.bars)), labels)
     _dress(axes, ink, log_x=True)
     axes.grid(visible=False, axis="y")
-    for label in axes.get_yticklabels():
-        label.set_parse_math(False)
 
 
 # --- what all of them need -----------------------------------------------------------------------
@@ -193,7 +190,7 @@ def _draw_bar_group(axes: Any, group: BarGroup, span: tuple[float, float], ink: 
 def _figure(width: float, height: float, title: str, ink: _Ink) -> Figure:
     figure = Figure(figsize=(width, height), layout="constrained", facecolor=ink["paper"])
     if title:
-        figure.suptitle(_text(title), color=ink["ink"], fontsize=11, parse_math=False)
+        figure.suptitle(label(title), color=ink["ink"], fontsize=11)
     return figure
 
 
@@ -225,7 +222,7 @@ def _dress(axes: Any, ink: _Ink, *, x: str = "", y: str = "", log_x: bool = Fals
         spine.set_color(ink["faint"])
     for text, tell in ((x, axes.set_xlabel), (y, axes.set_ylabel)):
         if text:
-            tell(_text(text), color=ink["ink"], fontsize=9, parse_math=False)
+            tell(label(text), color=ink["ink"], fontsize=9)
     for is_log, axis, scale in ((log_x, axes.xaxis, axes.set_xscale), (log_y, axes.yaxis, axes.set_yscale)):
         axis.get_offset_text().set_color(ink["ink"])
         if is_log:
@@ -255,32 +252,17 @@ def _legend(figure: Figure, entries: Sequence[tuple[Mapping[str, Any], str]], in
     """Put the legend below everything, where it hides nothing."""
     if not entries and not note:
         return
-    longest = max((len(_text(label)) for _, label in entries), default=0)
+    longest = max((len(label(name)) for _, name in entries), default=0)
     legend = figure.legend(
         [Line2D([], [], **style) for style, _ in entries],
-        [_text(label) for _, label in entries],
+        [label(name) for _, name in entries],
         loc="outside lower center",
         ncols=1 if longest > 60 else 2 if longest > 32 else 3,
         fontsize=8,
         frameon=False,
         labelcolor=ink["ink"],
         handlelength=3.5,
-        title=_text(note, most=200) or None,
+        title=label(note, longest=200) or None,
         title_fontsize=8,
     )
-    for text in (*legend.get_texts(), legend.get_title()):
-        text.set_parse_math(False)
     legend.get_title().set_color(ink["ink"])
-
-
-def _text(text: str, most: int = _LONGEST) -> str:
-    """Return a text that can be drawn: short, and of letters that the font has. A first _ would hide it."""
-    short = text if len(text) <= most else f"{text[: most - 1]}…"
-    drawn = "".join(letter if ord(letter) in _letters() else "?" for letter in short)
-    return f" {drawn}" if drawn.startswith("_") else drawn
-
-
-@functools.cache
-def _letters() -> frozenset[int]:
-    font = matplotlib.font_manager.findfont(matplotlib.font_manager.FontProperties())
-    return frozenset(matplotlib.font_manager.get_font(font).get_charmap())

@@ -34,6 +34,7 @@ def label(text: object, longest: int = _LONGEST) -> str:
     """
     shown = "".join(char if char.isprintable() else " " for char in str(text).encode("utf-8", "replace").decode())
     shown = shown if len(shown) <= longest else f"{shown[: longest - 1]}…"
+    shown = f" {shown}" if shown.startswith("_") else shown  # or a legend would leave it out
     return shown.replace("$", r"\$")
 
 
