@@ -85,7 +85,6 @@ def test_shards_without_placements(ranks: Pools, wrapper: Any, name: str, path: 
         ("views", "process_group"),
         ("flat parameter", "use_orig_params"),
         ("flat parameter with a group", "use_orig_params"),
-        ("zero", "process_group"),
     ],
 )
 def test_hidden_shards_are_refused(ranks: Pools, name: str, case: str, says: str) -> None:

@@ -129,8 +129,6 @@ def message_of(call: Callable[[], Any]) -> str:
 def refused(name: str, case: str) -> str:
     """Return what making an optimizer is refused with."""
     make: Any = class_of(name)
-    if case == "zero":
-        return message_of(lambda: ZeroRedundancyOptimizer(new_net(torch.float64).parameters(), make, lr=0.1))
     net = fsdp1_net(Job(), use_orig_params=case == "views")
     group = {"process_group": dist.group.WORLD} if case == "flat parameter with a group" else {}
     return message_of(lambda: make(net.parameters(), **group))

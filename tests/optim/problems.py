@@ -1,5 +1,6 @@
 """Parameters, gradients and comparisons that the tests of the optimizers share."""
 
+import copy
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -10,9 +11,10 @@ import reference
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import avagrad
-from avagrad.optim.fused import plan
+from avagrad.optim.backends import fused
 
 DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW")
 ALL = (*DELAYED, "AdaBound", "AdaShift")
@@ -32,8 +34,30 @@ FUSED_PATHS = ("native", "triton")
 def take_fused_path(path: str, monkeypatch: pytest.MonkeyPatch) -> str:
     """Return the device for a fused path: Triton's without a GPU is run by its interpreter, on the CPU."""
     on_gpu = path == "triton" and torch.cuda.is_available()
-    monkeypatch.setattr(plan, "INTERPRET", path == "triton" and not on_gpu)
+    monkeypatch.setattr(fused, "INTERPRET", path == "triton" and not on_gpu)
     return "cuda" if on_gpu else "cpu"
+
+
+class _Operations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Collects the names of torch's operations."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.names: set[str] = set()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.names.add(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def is_fused(opt: Any) -> bool:
+    """Tell whether a step is taken by kernels: a copy steps without torch's roots of the second moments."""
+    twin = copy.deepcopy(opt)
+    for p in (p for group in twin.param_groups for p in group["params"]):
+        p.grad = torch.ones_like(p)
+    with _Operations() as operations:
+        twin.step()
+    return not any("sqrt" in name for name in operations.names)
 
 
 def laid_out_as(p: Tensor, g: Tensor | None) -> Tensor | None:

@@ -12,7 +12,7 @@ from problems import ALL, DELAYED, optimizer_class
 import avagrad
 from avagrad import AvaGrad
 from avagrad.optim import no_decay_groups
-from avagrad.optim.fused import plan
+from avagrad.optim.backends import fused
 
 
 def one() -> torch.nn.Parameter:
@@ -33,7 +33,7 @@ BAD: list[tuple[str, Any, str]] = [
     *[("betas", x, "two numbers from 0") for x in ((1.0, 0.9), (0.9, -0.1), (0.9, NAN), (0.9,), 0.9, ("a", 0.9))],
     *[("eps", x, "a number from 1e-15 to 1e") for x in (0.0, 0, 1e-16, 1e16, -1.0, NAN, INF, "small", None)],
     *[("weight_decay", x, "a finite number of at least 0") for x in (-1e-4, NAN, INF, None, False)],
-    *[(key, 1, "True or False") for key in ("maximize", "capturable", "differentiable")],
+    *[(key, 1, "True or False") for key in ("maximize", "capturable")],
     *[(key, "yes", "True, False or None") for key in ("foreach", "fused")],
 ]
 ONLY: dict[str, list[tuple[str, Any, str]]] = {
@@ -79,7 +79,7 @@ def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
 
 def test_fused_says_what_a_parameter_must_be() -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plan, "INTERPRET", True)
+        patch.setattr(fused, "INTERPRET", True)
         with pytest.raises(
             ValueError, match=r"a parameter is torch\.float64; on cpu it must be one of float32, bfloat16"
         ):
@@ -93,12 +93,10 @@ def test_fused_says_what_a_parameter_must_be() -> None:
     with pytest.raises(ValueError, match="has gaps or overlaps"):
         opt.add_param_group({"params": [gaps], "fused": True})
     assert len(opt.param_groups) == 1
-    with pytest.raises(ValueError, match="fused is True, but differentiable is True"):
-        AvaGrad([one()], fused=True, differentiable=True)
 
 
 def test_fused_says_that_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "INTERPRET", True)
+    monkeypatch.setattr(fused, "INTERPRET", True)
     monkeypatch.setitem(sys.modules, "triton", None)
     with pytest.raises(ValueError, match="fused is True, but Triton cannot be imported"):
         AvaGrad([one()], fused=True)
@@ -107,8 +105,6 @@ def test_fused_says_that_triton_is_missing(monkeypatch: pytest.MonkeyPatch) -> N
 def test_flags_that_exclude_each_other() -> None:
     with pytest.raises(ValueError, match="foreach is True and fused is True, but only one"):
         AvaGrad([one()], foreach=True, fused=True)
-    with pytest.raises(ValueError, match="foreach is True and differentiable is True"):
-        AvaGrad([one()], foreach=True, differentiable=True)
 
 
 @pytest.mark.parametrize(
@@ -145,6 +141,41 @@ def test_what_nearly_spells_one_of_ours_is_refused(key: str, near: str) -> None:
 def test_the_class_says_whether_decay_is_decoupled() -> None:
     with pytest.raises(ValueError, match="AvaGrad: decoupled_weight_decay is True, but must be False"):
         AvaGrad([{"params": [one()], "decoupled_weight_decay": True}])
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_what_is_used_instead_of_a_differentiable_step(name: str) -> None:
+    with pytest.raises(
+        TypeError, match=r"differentiable=True is not an argument .*follow the functions of avagrad\.optim"
+    ):
+        optimizer_class(name)([one()], differentiable=True)
+
+
+@pytest.mark.parametrize("name", ALL)
+def test_complex_parameters_are_refused(name: str) -> None:
+    z = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
+    with pytest.raises(ValueError, match=rf"{name}: a parameter of shape \(2,\) is torch\.complex64.*view_as_real"):
+        optimizer_class(name)([z])
+    opt = optimizer_class(name)([one()])
+    with pytest.raises(ValueError, match="must be real"):
+        opt.add_param_group({"params": [z]})
+    assert len(opt.param_groups) == 1
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ALL)
+def test_a_parameter_that_appears_twice_is_refused(name: str) -> None:
+    w, other = one(), one()
+    for twice in ([w, w], [("a", w), ("b", w)]):
+        with pytest.raises(ValueError, match=rf"{name}: a parameter of shape \(2,\) appears twice"):
+            optimizer_class(name)(twice)
+    opt = optimizer_class(name)([w, other])
+    opt.param_groups[0]["params"][1] = w  # by hand
+    w.grad = torch.ones(2)
+    with pytest.raises(ValueError, match="appears twice"):
+        opt.step()
+    assert not opt.state
+    assert torch.equal(w, torch.ones(2))
 
 
 def test_other_unknown_keywords_get_the_list() -> None:
@@ -200,7 +231,7 @@ def test_signatures_are_what_we_promise() -> None:
     expected = (
         "(self, params, lr=0.1, betas=(0.9, 0.999), eps=0.1, weight_decay=0.0, *, bias_correction=True, "
         "norm=2, active_only=False, maximize=False, rounding='nearest', rounding_seed=0, "
-        "foreach=None, capturable=False, differentiable=False, fused=None, process_group=None)"
+        "foreach=None, capturable=False, fused=None, process_group=None)"
     )
     signature = inspect.signature(AvaGrad.__init__)
     bare = signature.replace(

@@ -19,6 +19,7 @@ from torch.distributed.checkpoint.state_dict import (
 from avagrad import AvaGrad
 
 STEPS, BREAK_AT = 20, 12
+NAN = float("nan")
 
 
 def train(opt: Any, params: list[torch.nn.Parameter], grads: list[list[Tensor | None]]) -> None:
@@ -169,6 +170,14 @@ def test_an_old_adam_state_counts_in_python_numbers() -> None:
     [
         (lambda s: s["state"][0].pop("exp_avg_sq"), r"has no exp_avg_sq, but must have step, exp_avg, exp_avg_sq"),
         (lambda s: s["state"][0].update(exp_avg=torch.zeros(5)), r"exp_avg has the shape \(5,\), but must have \(2,\)"),
+        (lambda s: s["state"][0].update(exp_avg=None), r"has no exp_avg, but must have step, exp_avg, exp_avg_sq"),
+        (lambda s: s["state"][0].update(step=None), r"has no step, but must have step, exp_avg, exp_avg_sq"),
+        (lambda s: s["state"][0].update(exp_avg=0.5), r"the loaded exp_avg .*\(2,\) is 0.5, but must be a tensor"),
+        (lambda s: s["state"][0].update(step="3"), r"the loaded step .* is '3', but must be a tensor"),
+        (lambda s: s["state"][0].update(step=torch.tensor(NAN)), r"the loaded step .* holds a NaN"),
+        (lambda s: s["state"][0].update(step=-2), r"the loaded step .* holds -2, but must hold numbers of at least 0"),
+        (lambda s: s["state"][0].update(exp_avg=torch.tensor([NAN, 1.0])), r"the loaded exp_avg .* holds a NaN"),
+        (lambda s: s["state"][0].update(exp_avg_sq=torch.tensor([1.0, -1.0])), r"the loaded exp_avg_sq .* holds -1"),
         (lambda s: s["param_groups"][0]["params"].pop(), "doesn't match the size"),
         (lambda s: s["param_groups"].append(s["param_groups"][0]), "different number of parameter groups"),
         (lambda s: s["param_groups"][0].update(eps=0.0), "eps is 0.0, but must be a number from 1e-15 to 1e"),
@@ -241,35 +250,22 @@ def test_asking_a_fresh_optimizer_for_its_state_changes_nothing(
     assert all(torch.equal(p, q) for p, q in zip(*ends, strict=True))
 
 
-def test_only_the_first_step_may_be_a_question() -> None:
-    """Later a zero lr is a step like any other: moments go on."""
-    w = torch.nn.Parameter(torch.ones(2))
-    opt = AvaGrad([w])
-    for t in range(1, 4):
-        opt.param_groups[0]["lr"] = 0.1 if t == 1 else 0.0
-        w.grad = torch.ones(2)
-        opt.step()
-        assert opt.state[w]["step"] == t
-    assert torch.equal(w, torch.ones(2))
-
-
-@pytest.mark.parametrize("lr_on_device", [False, True])
-@pytest.mark.parametrize("name", ALL)
-def test_a_question_whose_answer_only_the_device_knows(
-    name: str, lr_on_device: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With lr on an accelerator the step is taken and undone there, without a read."""
-    for lr, steps in ((0.0, 0.0), (0.1, 1.0)):
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
+@pytest.mark.parametrize("tensor_lr", [False, True])
+def test_a_step_with_lr_0_is_a_step_like_any_other(name: str, path: str, tensor_lr: bool) -> None:
+    """Also the first one, in a warm-up that starts at 0: the moments and counts are those of a tiny lr."""
+    ends = []
+    for first in (0.0, 1e-30):
         w = torch.nn.Parameter(torch.ones(2))
-        opt = optimizer_class(name)([w], lr=torch.tensor(lr), capturable=True)
-        if lr_on_device:
-            monkeypatch.setattr(opt, "_counts_as_a_step", lambda lr=lr: torch.tensor(lr != 0))
-        w.grad = torch.full((2,), 3.0)
-        opt.step()
-        assert opt.state[w]["step"].item() == steps
-        filled = opt.state[w]["grad_0" if name == "AdaShift" else "exp_avg"]
-        assert bool(filled.any()) == bool(steps)
-        assert torch.equal(w, torch.ones(2)) or (steps and name == "AdaBound")
+        group: dict[str, Any] = {"params": [w]} | ({"base_lr": 0.1} if name == "AdaBound" else {})
+        opt = optimizer_class(name)([group], lr=torch.tensor(first) if tensor_lr else first, **EVERY_PATH[path])
+        for t in range(4):
+            opt.param_groups[0]["lr"] = (first, 0.0, 0.1, 0.0)[t]
+            w.grad = torch.tensor([3.0, 1.0 + t])
+            opt.step()
+            assert opt.state[w]["step"] == t + 1
+        ends.append([w.detach(), *(x.cpu() for x in opt.state[w].values())])
+    assert all(torch.equal(x, y) for x, y in zip(*ends, strict=True))
 
 
 @pytest.mark.parametrize("name", ALL)

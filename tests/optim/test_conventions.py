@@ -109,28 +109,6 @@ def test_the_norm_does_not_depend_on_who_has_a_gradient(path: str) -> None:
     assert torch.equal(*gammas)
 
 
-@pytest.mark.parametrize("name", DELAYED)
-@pytest.mark.parametrize("path", EVERY_PATH)
-def test_complex_parameters_are_pairs_of_reals(name: str, path: str) -> None:
-    rng = torch.Generator().manual_seed(0)
-    z = torch.nn.Parameter(torch.randn(4, 3, dtype=torch.complex128, generator=rng))
-    x = torch.nn.Parameter(torch.view_as_real(z.detach()).clone())
-    other = [torch.nn.Parameter(torch.ones(2).double()) for _ in range(2)]
-    options = {"weight_decay": 0.1, "bias_correction": False, **EVERY_PATH[path]}
-    never = [torch.nn.Parameter(torch.zeros(5, dtype=torch.complex128)), torch.nn.Parameter(torch.zeros(5, 2).double())]
-    complex_opt = optimizer_class(name)([z, other[0], never[0]], **options)
-    real_opt = optimizer_class(name)([x, other[1], never[1]], **options)
-    for t in range(8):
-        g = torch.randn(4, 3, dtype=torch.complex128, generator=rng)
-        z.grad = g.conj().conj() if t % 2 else torch.conj(torch.conj_physical(g))  # lazily conjugated, every other time
-        x.grad = torch.view_as_real(g).clone()
-        other[0].grad, other[1].grad = torch.ones(2).double(), torch.ones(2).double()
-        complex_opt.step()
-        real_opt.step()
-    torch.testing.assert_close(torch.view_as_real(z.detach()), x.detach(), rtol=1e-13, atol=1e-14)
-    assert complex_opt.state[z]["exp_avg_sq"].shape == z.shape
-
-
 def test_a_group_may_hold_anything_of_the_users_own() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     own = {"weights": torch.ones(3), "tags": ("a", torch.ones(2)), "initial_lr": 0.3}

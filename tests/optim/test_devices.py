@@ -168,14 +168,12 @@ def test_capturing_host_scalars_is_refused() -> None:
 
 
 def test_foreach_is_chosen_as_torch_chooses_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    from avagrad.optim import entries
+    from avagrad.optim.backends import choose
 
-    group = {"foreach": None, "fused": None, "differentiable": False}
+    group = {"foreach": None, "fused": None}
     params: list[Tensor] = [torch.nn.Parameter(torch.ones(2))]
-    assert entries.prefers_foreach(group, params) is False  # torch: the loop, on a CPU
-    monkeypatch.setattr(
-        entries, "_default_to_fused_or_foreach", lambda params, differentiable, use_fused: (False, True)
-    )
-    assert entries.prefers_foreach(group, params) is True
-    assert entries.prefers_foreach({**group, "foreach": False}, params) is False
-    assert entries.prefers_foreach({**group, "fused": False}, params) is False
+    assert choose.prefers_foreach(group, params) is False  # torch: the loop, on a CPU
+    monkeypatch.setattr(choose, "_default_to_fused_or_foreach", lambda params, differentiable, use_fused: (False, True))
+    assert choose.prefers_foreach(group, params) is True
+    assert choose.prefers_foreach({**group, "foreach": False}, params) is False
+    assert choose.prefers_foreach({**group, "fused": False}, params) is False

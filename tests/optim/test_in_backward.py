@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, FUSED_PATHS, optimizer_class, take_fused_path
+from problems import ALL, DELAYED, FUSED_PATHS, is_fused, optimizer_class, take_fused_path
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -114,7 +114,7 @@ def test_the_same_bits_as_the_ordinary_step(name: str, path: str, monkeypatch: p
         ]
         assert_same(*ends)
         if path in FUSED_PATHS:
-            assert ends[1][1]._plan is not None
+            assert is_fused(ends[1][1])
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -260,10 +260,31 @@ def test_a_gradient_that_is_set_in_between_is_refused_for_a_moved_parameter_and_
     assert torch.equal(other, plain_other)
 
 
-def test_a_differentiable_step_is_refused() -> None:
-    opt = AvaGrad([torch.nn.Parameter(torch.ones(2))], differentiable=True)
-    with pytest.raises(ValueError, match="differentiable is True, but must be False"), opt.step_in_backward():
-        pass
+def test_a_context_that_is_not_entered_is_said_at_the_first_step() -> None:
+    w, opt = simple()
+    opt.step_in_backward()
+    w.square().sum().backward()  # type: ignore[no-untyped-call]
+    before = w.detach().clone()
+    with pytest.raises(RuntimeError, match=r"step_in_backward\(\) was called but not entered"):
+        opt.step()
+    assert torch.equal(w, before)
+    opt.step()  # the gradient is still there
+    assert not torch.equal(w, before)
+
+
+def test_a_context_may_be_made_first_and_entered_later() -> None:
+    w, opt = simple()
+    opt.step_in_backward()
+    context = opt.step_in_backward()
+    for _ in range(2):
+        with context:
+            w.square().sum().backward()  # type: ignore[no-untyped-call]
+            opt.step()
+    assert w.grad is None
+    assert opt.state[w]["step"] == 4
+    w.square().sum().backward()  # type: ignore[no-untyped-call]
+    opt.step()
+    assert opt.state[w]["step"] == 5
 
 
 def test_a_sparse_gradient_is_refused() -> None:
@@ -335,7 +356,8 @@ def test_hooks_are_gone_after_the_context_and_copies_have_none() -> None:
     w, opt = simple()
     with opt.step_in_backward():
         twin = copy.deepcopy(opt)
-    assert twin._in_backward is None
+    with twin.step_in_backward():
+        pass  # nothing is left that would refuse it
     w.square().sum().backward()  # type: ignore[no-untyped-call]
     assert w.grad is not None
     with opt.step_in_backward():  # a step without a backward is an ordinary one
@@ -397,8 +419,8 @@ def test_going_on_after_an_error_in_backward(path: str, monkeypatch: pytest.Monk
                 with pytest.raises(MemoryError) if inside else contextlib.nullcontext():
                     loss.backward()
                 opt.step()
-        assert opt._in_backward is None
-        assert opt._begun is None
+        with opt.step_in_backward():
+            pass  # nothing is left that would refuse it
     assert opt.state[first]["step"] == 2
     assert opt.state[last]["step"] == 4
     (first * last).sum().backward()  # type: ignore[no-untyped-call]

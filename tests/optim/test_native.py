@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import torch
-from problems import gradients, laid_out_as, parameters
+from problems import gradients, is_fused, laid_out_as, parameters
 
 from avagrad import AvaGrad
-from avagrad.optim.fused import looks, native
+from avagrad.optim.backends import native
 
 
 @pytest.fixture
@@ -26,8 +26,7 @@ def built_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path
 
 
 def forget() -> None:
-    for kept in (native.library, looks._functions, looks._code):
-        kept.cache_clear()
+    native.library.cache_clear()
 
 
 def one() -> torch.nn.Parameter:
@@ -50,7 +49,7 @@ def test_without_a_compiler_the_default_is_another_path_and_fused_says_what_is_m
         AvaGrad([one()], fused=True)
     opt = AvaGrad([w := one()])
     steps(opt)
-    assert opt._plan is None
+    assert not is_fused(opt)
     assert opt.state[w]["step"] == 3
 
 
@@ -91,22 +90,7 @@ def test_a_cache_that_cannot_be_written_to_is_done_without(
     monkeypatch.setenv("AVAGRAD_CACHE_DIR", str(tmp_path / "file" / "cache"))
     opt = AvaGrad([one()], fused=True)
     steps(opt)
-    assert opt._plan is not None
-
-
-def test_a_missing_name_of_torch_leaves_the_looks_to_python(built_anew: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(looks, "_torch_library", lambda: object())
-    opt = AvaGrad([one()], fused=True)
-    steps(opt)
-    assert opt._plan is not None
-    assert isinstance(opt._plan.launches[0].looks, looks.PythonLooks)
-
-
-def test_the_looks_are_native_where_they_can_be() -> None:
-    opt = AvaGrad([one()], fused=True)
-    steps(opt)
-    assert opt._plan is not None
-    assert isinstance(opt._plan.launches[0].looks, looks.NativeLooks)
+    assert is_fused(opt)
 
 
 def test_the_number_of_threads_does_not_show() -> None:

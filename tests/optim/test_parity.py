@@ -16,6 +16,7 @@ from problems import (
     as_float64,
     assert_close,
     gradients,
+    is_fused,
     laid_out_as,
     optimizer_class,
     parameters,
@@ -23,7 +24,7 @@ from problems import (
     take_fused_path,
 )
 
-from avagrad.optim.fused import plan as fused_plan
+from avagrad.optim.backends import fused as fused_backend
 
 STEPS, RELOAD_AT, LR_CHANGES_AT = 24, 11, 7
 
@@ -101,7 +102,7 @@ def run_both(
             if half:
                 want.w = as_float64(p)
     if options.get("fused"):
-        assert opt._plan is not None  # or another path has been tested
+        assert is_fused(opt)  # or another path has been tested
 
 
 SETTINGS: list[dict[str, Any]] = [
@@ -124,10 +125,12 @@ PATHS_AND_DTYPES = [
 def test_delayed_family_is_the_paper(
     name: str, path: str, dtype: torch.dtype, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fused_plan, "BLOCK", 16)  # so that tensors have several blocks, and the interpreter less to do
-    monkeypatch.setattr(fused_plan, "CPU_BLOCK", 16)
-    is_fused = path in FUSED_PATHS
-    device = take_fused_path(path, monkeypatch) if is_fused else "cpu"
+    monkeypatch.setattr(
+        fused_backend, "BLOCK", 16
+    )  # so that tensors have several blocks, and the interpreter less to do
+    monkeypatch.setattr(fused_backend, "CPU_BLOCK", 16)
+    by_kernels = path in FUSED_PATHS
+    device = take_fused_path(path, monkeypatch) if by_kernels else "cpu"
     norms = [2] if name == "DelayedAdam" else [1, 2]
     for bias_correction, active_only, norm in itertools.product([True, False], [True, False], norms):
         if path == "triton" and dtype != torch.float32 and norm == 1 + (bias_correction == active_only):
@@ -148,7 +151,7 @@ def test_delayed_family_is_the_paper(
         if name != "DelayedAdam":
             options["norm"] = norm
         states = {"exp_avg": "m", "exp_avg_sq": "v"}
-        run_both(name, oracle, params, hyper, states, **options, **(FUSED if is_fused else PATHS[path]))
+        run_both(name, oracle, params, hyper, states, **options, **(FUSED if by_kernels else PATHS[path]))
 
 
 ADAM_SETTINGS = [{**s, "eps": eps, "lr": s["lr"] / 10} for s, eps in zip(SETTINGS, [1e-8, 1e-3, 1e-6], strict=True)]

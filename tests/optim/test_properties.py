@@ -10,7 +10,8 @@ from problems import DELAYED, EVERY_PATH, PATHS, gradients, optimizer_class, par
 from torch import Tensor
 
 from avagrad import AvaGrad, DelayedAdam
-from avagrad.optim import delayed, foreach
+from avagrad.optim.backends import loop
+from avagrad.optim.rules import Delayed
 
 STEPS = 12
 seeds = st.integers(0, 2**31)
@@ -102,8 +103,7 @@ def test_with_gamma_one_avagrad_is_delayed_adam(
     w = torch.nn.Parameter(torch.ones(5).double())
     opt = AvaGrad([w], lr=0.1, foreach=False, **options)
     with pytest.MonkeyPatch.context() as patch:
-        one = {torch.device("cpu"): torch.ones(()).double()}
-        patch.setattr(delayed, "global_gamma", lambda batches, sharding: one)
+        patch.setattr(Delayed, "gamma", lambda rule, total: torch.ones(()).double())
         got = train(opt, [w], [[g] for g in grads])[0]
     torch.testing.assert_close(got, want, rtol=1e-12, atol=1e-13)
 
@@ -218,7 +218,7 @@ def test_the_ends_of_the_range_of_eps(path: str, eps: float) -> None:
 @pytest.mark.parametrize("path", EVERY_PATH)
 def test_the_norm_of_many_parameters_keeps_its_digits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor larger than a block, at the smallest eps; gamma against float64."""
-    monkeypatch.setattr(foreach, "BLOCK", 2**20)
+    monkeypatch.setattr(loop, "BLOCK", 2**20)
     big = torch.nn.Parameter(torch.zeros(3, 500_001))
     small = torch.nn.Parameter(torch.zeros(1000))
     opt = AvaGrad([big, small], eps=1e-15, **EVERY_PATH[path])

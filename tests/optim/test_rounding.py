@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from problems import DELAYED, FUSED_PATHS, optimizer_class, take_fused_path
+from problems import DELAYED, FUSED_PATHS, is_fused, optimizer_class, take_fused_path
 from torch import Tensor
 
 from avagrad import AvaGrad, DelayedAdam
-from avagrad.optim import foreach
+from avagrad.optim.backends import loop
 from avagrad.optim.rounding import random_bits, rounded_at_random, store
 
 HALF = (torch.bfloat16, torch.float16)
@@ -109,7 +109,7 @@ def test_all_paths_round_alike(name: str, dtype: torch.dtype, rounding: str, mon
         assert rest.dtype == dtype
         ends[path] = (w.detach().cpu().float(), rest.cpu().float())
         if path in FUSED_PATHS:
-            assert opt._plan is not None
+            assert is_fused(opt)
     for path in PATHS[1:]:
         # The last digits of float32 differ between paths, and now and then tip the balance.
         for mine, theirs in zip(ends["loop"], ends[path], strict=True):
@@ -210,7 +210,7 @@ def test_foreach_rounds_a_large_tensor_block_by_block(rounding: str, monkeypatch
     start = torch.randn(30, 70, generator=rng).to(torch.bfloat16).t()
     grads = [torch.randn(70, 30, generator=rng) for _ in range(4)]
     _, whole = run(("cpu", {"foreach": True}), start, grads, rounding=rounding)
-    monkeypatch.setattr(foreach, "BLOCK", 500)
+    monkeypatch.setattr(loop, "BLOCK", 500)
     _, parts = run(("cpu", {"foreach": True}), start, grads, rounding=rounding)
     assert torch.equal(whole, parts)
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from avagrad import AvaGrad
-from avagrad.optim import foreach
+from avagrad.optim.backends import loop
 
 
 class CountsReads(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -98,7 +98,7 @@ def test_foreach_makes_no_second_copy_of_the_parameters(
     dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = 2**14
-    monkeypatch.setattr(foreach, "BLOCK", block)
+    monkeypatch.setattr(loop, "BLOCK", block)
     params = [torch.nn.Parameter(torch.zeros(block // 2 + 1, dtype=dtype)) for _ in range(8)]
     params.append(torch.nn.Parameter(torch.zeros(6, block, dtype=dtype)))  # one that is larger than a block
     opt = AvaGrad(params, foreach=True, **options)
@@ -119,7 +119,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for grads in gradients(one, 15):
         step_with(whole, one, grads)
         with monkeypatch.context() as patch:
-            patch.setattr(foreach, "BLOCK", 4)
+            patch.setattr(loop, "BLOCK", 4)
             step_with(pieces, two, grads)
     for p, q in zip(one, two, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-13, atol=1e-14)
@@ -129,8 +129,8 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_cover_a_tensor_once(shape: list[int], size: int) -> None:
     x = torch.zeros(shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(foreach, "BLOCK", size)
-        pieces = foreach.blocks(x)
+        patch.setattr(loop, "BLOCK", size)
+        pieces = loop.blocks(x)
     for piece in pieces:
         piece += 1
     assert torch.equal(x, torch.ones(shape))

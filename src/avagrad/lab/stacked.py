@@ -17,14 +17,15 @@ from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.methods import method
 from avagrad.optim.adabound import AdaBound
 from avagrad.optim.adashift import AdaShift
-from avagrad.optim.rules import Scalar, adabound_step, adam_step, adashift_step, delayed_step, rates, scale, sgd_step
+from avagrad.optim.comparison_rules import adabound_step, adam_step, adashift_step, sgd_step
+from avagrad.optim.rules import Scalar, delayed_step, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer"]
 
 Blocks = list[Tensor]  # each (members, numbers)
 _OF_MEMBERS = ("lr", "base_lr", "eps", "weight_decay")  # which may differ from member to member
 # How a class computes what it computes; the ensemble has its own ways.
-_PATHS = ("foreach", "fused", "capturable", "differentiable", "rounding", "rounding_seed")
+_PATHS = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 
 
 class Layout:

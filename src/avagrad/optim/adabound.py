@@ -1,14 +1,61 @@
 """AdaBound (Luo, Xiong, Liu, Sun, 2019): Adam between two bounds that become SGD's rate."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import RuleOptimizer
-from avagrad.optim.entries import Batch, Group, by_device
-from avagrad.optim.rules import adabound_step
+from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
+from avagrad.optim.comparison_rules import adabound_step
+from avagrad.optim.optimizer import RuleOptimizer
+from avagrad.optim.params import Group
+from avagrad.optim.rules import Rule, Scalar
 
 __all__ = ["AdaBound"]
+
+
+@dataclass(frozen=True)
+class _AdaBoundRule(Rule):
+    lr: Scalar
+    base_lr: float
+    betas: tuple[float, float]
+    eps: float
+    final_lr: float
+    speed: float  # the argument gamma
+    weight_decay: float
+    maximize: bool
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "_AdaBoundRule":
+        """Return the rule that a parameter group sets."""
+        keys = ("lr", "base_lr", "betas", "eps", "final_lr", "gamma", "weight_decay", "maximize")
+        return cls(*(group[key] for key in keys))
+
+    def apply(
+        self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
+    ) -> tuple[Tensor, ...]:
+        """Return the new ``w, m, v`` and, with amsbound, ``v_max``."""
+        m, v, *rest = state
+        moved = adabound_step(
+            w,
+            g,
+            m,
+            v,
+            rest[0] if rest else None,
+            step + 1,
+            lr=self.lr,
+            base_lr=self.base_lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            final_lr=self.final_lr,
+            gamma=self.speed,
+            weight_decay=self.weight_decay,
+            maximize=self.maximize,
+        )
+        return moved[: 1 + len(state)]
 
 
 class AdaBound(RuleOptimizer):
@@ -33,7 +80,6 @@ class AdaBound(RuleOptimizer):
         maximize: go up instead of down.
         foreach: accepted; there is one implementation.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        differentiable: let autograd follow the step.
         fused: accepted; True is refused.
 
     >>> import torch
@@ -50,6 +96,14 @@ class AdaBound(RuleOptimizer):
     """
 
     _own_keys = ("base_lr", "final_lr", "gamma", "amsbound")
+    _rule_class = _AdaBoundRule
+    _allowed: ClassVar[Allowed] = {
+        **ALLOWED,
+        "final_lr": ("a finite number of at least 0", lambda x: is_finite(x) and x >= 0),
+        "base_lr": ("a finite number of at least 0, or None", lambda x: x is None or (is_finite(x) and x >= 0)),
+        "gamma": ("a number above 0 and at most 1", lambda x: is_finite(x) and 0 < x <= 1),
+        "amsbound": BOOL,
+    }
 
     @explain_unknown_keywords
     def __init__(
@@ -66,13 +120,12 @@ class AdaBound(RuleOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
-        differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         bounds: Group = {"base_lr": None, "final_lr": final_lr, "gamma": gamma}  # base_lr: each group's first lr
         forms: Group = {"amsbound": amsbound, "maximize": maximize}
-        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
         super().__init__(params, numbers | bounds | forms | paths)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -84,30 +137,3 @@ class AdaBound(RuleOptimizer):
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True} | ({"max_exp_avg_sq": True} if group["amsbound"] else {})
-
-    def _update(self, batches: list[Batch]) -> None:
-        for group, entries, _ in batches:
-            groups = by_device(group, entries)
-            for entry in entries:
-                if entry.g is None:
-                    continue
-                w, g, state = entry.values(group)
-                here = groups[w.device]
-                new_w, *new_state = adabound_step(
-                    w,
-                    g,
-                    state[0],
-                    state[1],
-                    state[2] if here["amsbound"] else None,
-                    entry.past + 1,
-                    lr=here["lr"],
-                    base_lr=here["base_lr"],
-                    beta1=here["betas"][0],
-                    beta2=here["betas"][1],
-                    eps=here["eps"],
-                    final_lr=here["final_lr"],
-                    gamma=here["gamma"],
-                    weight_decay=here["weight_decay"],
-                    maximize=here["maximize"],
-                )
-                entry.take(group, new_w, *new_state[: len(state)])

@@ -1,17 +1,58 @@
 """AdaShift (Zhou, Zhang, Lu, Wang, Zhang, Yu, 2019): second moments from gradients n steps ago."""
 
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, ClassVar
 
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
-from avagrad.optim.arguments import explain_unknown_keywords
-from avagrad.optim.base import RuleOptimizer
-from avagrad.optim.entries import Batch, Group, by_device
-from avagrad.optim.rules import adashift_step
+from avagrad.optim.arguments import ALLOWED, Allowed, explain_unknown_keywords
+from avagrad.optim.comparison_rules import adashift_step
+from avagrad.optim.optimizer import RuleOptimizer
+from avagrad.optim.params import Group
+from avagrad.optim.rules import Rule, Scalar
 from avagrad.optim.sharding import global_max, is_dtensor
 
 __all__ = ["AdaShift"]
+
+
+@dataclass(frozen=True)
+class _AdaShiftRule(Rule):
+    lr: Scalar
+    betas: tuple[float, float]
+    eps: float
+    reduce: str | None
+    weight_decay: float
+    maximize: bool
+
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "_AdaShiftRule":
+        """Return the rule that a parameter group sets."""
+        return cls(*(group[key] for key in ("lr", "betas", "eps", "reduce", "weight_decay", "maximize")))
+
+    def apply(
+        self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
+    ) -> tuple[Tensor, ...]:
+        """Return the new ``w, v`` and the gradients that are kept."""
+        v, *kept = state
+        w, kept, v = adashift_step(
+            w,
+            g,
+            kept,
+            v,
+            step + 1,
+            lr=self.lr,
+            beta1=self.betas[0],
+            beta2=self.betas[1],
+            eps=self.eps,
+            reduce=self.reduce,
+            largest=partial(global_max, p) if is_dtensor(p) else None,
+            weight_decay=self.weight_decay,
+            maximize=self.maximize,
+        )
+        return w, v, *kept
 
 
 class AdaShift(RuleOptimizer):
@@ -35,7 +76,6 @@ class AdaShift(RuleOptimizer):
         maximize: go up instead of down.
         foreach: accepted; there is one implementation.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        differentiable: let autograd follow the step.
         fused: accepted; True is refused.
 
     >>> import torch
@@ -54,6 +94,12 @@ class AdaShift(RuleOptimizer):
     """
 
     _own_keys = ("keep", "reduce")
+    _rule_class = _AdaShiftRule
+    _allowed: ClassVar[Allowed] = {
+        **ALLOWED,
+        "keep": ("a whole number of at least 1", lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 1),
+        "reduce": ("'max' or None", lambda x: x is None or x == "max"),
+    }
 
     @explain_unknown_keywords
     def __init__(
@@ -69,12 +115,11 @@ class AdaShift(RuleOptimizer):
         maximize: bool = False,
         foreach: bool | None = None,
         capturable: bool = False,
-        differentiable: bool = False,
         fused: bool | None = None,
     ) -> None:
         numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
         forms: Group = {"keep": keep, "reduce": reduce, "maximize": maximize}
-        paths: Group = {"foreach": foreach, "capturable": capturable, "differentiable": differentiable, "fused": fused}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
         super().__init__(params, numbers | forms | paths)
 
     def add_param_group(self, param_group: Group) -> None:
@@ -91,28 +136,3 @@ class AdaShift(RuleOptimizer):
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         kept = {f"grad_{i}": True for i in range(group["keep"])}
         return {"exp_avg_sq": group["reduce"] is None} | kept
-
-    def _update(self, batches: list[Batch]) -> None:
-        for group, entries, _ in batches:
-            groups = by_device(group, entries)
-            for entry in entries:
-                if entry.g is None:
-                    continue
-                w, g, (v, *kept) = entry.values(group)
-                here = groups[w.device]
-                new_w, kept, v = adashift_step(
-                    w,
-                    g,
-                    kept,
-                    v,
-                    entry.past + 1,
-                    lr=here["lr"],
-                    beta1=here["betas"][0],
-                    beta2=here["betas"][1],
-                    eps=here["eps"],
-                    reduce=here["reduce"],
-                    largest=partial(global_max, entry.param) if is_dtensor(entry.param) else None,
-                    weight_decay=here["weight_decay"],
-                    maximize=here["maximize"],
-                )
-                entry.take(group, new_w, v, *kept)

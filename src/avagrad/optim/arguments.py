@@ -5,7 +5,7 @@ import inspect
 import numbers
 import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
-from typing import Any, ParamSpec
+from typing import Any, ParamSpec, TypeAlias
 
 import torch
 from torch import Tensor
@@ -13,16 +13,23 @@ from torch import Tensor
 from avagrad.optim.rounding import ROUNDINGS
 
 __all__ = [
+    "ALLOWED",
+    "BOOL",
     "EPS_MAX",
     "EPS_MIN",
+    "Allowed",
     "check_group_keys",
     "check_values",
     "explain_unknown_keywords",
+    "is_finite",
     "plain_number",
 ]
 
 EPS_MIN, EPS_MAX = 1e-15, 1e15
 _P = ParamSpec("_P")
+
+# For each key what is allowed, in words and as a predicate.
+Allowed: TypeAlias = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 # Other libraries' words for ours: too far from them in letters to be found by spelling.
 _SYNONYMS = {
@@ -32,6 +39,9 @@ _SYNONYMS = {
     "beta2": "betas",
     "wd": "weight_decay",
 }
+
+# Arguments of torch's optimizers that these do not have, and what to use instead.
+_INSTEAD = {"differentiable": "autograd can follow the functions of avagrad.optim.rules."}
 
 
 def plain_number(x: Any) -> Any:
@@ -50,28 +60,20 @@ def plain_number(x: Any) -> Any:
     return int(x) if isinstance(x, numbers.Integral) else float(x)
 
 
-def check_values(owner: str, group: Mapping[str, Any]) -> None:
+def check_values(owner: str, group: Mapping[str, Any], allowed: Allowed) -> None:
     """Refuse a parameter group that holds a value outside of what its key allows.
 
-    >>> check_values("AvaGrad", {"lr": float("nan")})
+    >>> check_values("AvaGrad", {"lr": float("nan")}, ALLOWED)
     Traceback (most recent call last):
     ...
     ValueError: AvaGrad: lr is nan, but must be a finite number of at least 0, or a float tensor that holds one.
     """
     for key, value in group.items():
-        rule = _RULES.get(key)
-        if rule is None:
-            continue
-        allowed, accepts = rule
-        if not accepts(value):
-            raise ValueError(f"{owner}: {key} is {_show(value)}, but must be {allowed}.")
+        words, accepts = allowed.get(key, ("", None))
+        if accepts is not None and not accepts(value):
+            raise ValueError(f"{owner}: {key} is {_show(value)}, but must be {words}.")
     if group.get("foreach") and group.get("fused"):
         raise ValueError(f"{owner}: foreach is True and fused is True, but only one of them may be True.")
-    if group.get("foreach") and group.get("differentiable"):
-        raise ValueError(
-            f"{owner}: foreach is True and differentiable is True, but autograd cannot follow foreach: "
-            "leave foreach out, or set it to False."
-        )
 
 
 def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) -> None:
@@ -103,6 +105,7 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
             if key not in known:
                 near = _nearest(key, known)
                 hint = f"did you mean {near!r}?" if near else f"the keywords are {', '.join(known)}."
+                hint = _INSTEAD.get(key, hint)
                 owner = type(args[0]).__name__
                 raise TypeError(f"{owner}: {key}={_show(value)} is not an argument of this class; {hint}")
         init(*args, **kwargs)
@@ -110,7 +113,12 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
     return checked
 
 
-def _is_finite(x: Any) -> bool:
+def is_finite(x: Any) -> bool:
+    """Tell whether a value is a finite number; a bool is none.
+
+    >>> is_finite(1), is_finite(float("inf")), is_finite(True), is_finite("1")
+    (True, False, False, False)
+    """
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         return False
     largest: Any = sys.float_info.max  # an integer may be larger
@@ -124,50 +132,35 @@ def _is_lr(x: Any) -> bool:
         if x.is_meta or (type(x) is not Tensor and not isinstance(x, torch.nn.Parameter)):
             return True  # there is no value to look at
         return _is_lr(x.item())
-    return _is_finite(x) and x >= 0
+    return is_finite(x) and x >= 0
 
 
 def _is_pair_of_betas(x: Any) -> bool:
-    return isinstance(x, (tuple, list)) and len(x) == 2 and all(_is_finite(b) and 0 <= b < 1 for b in x)
+    return isinstance(x, (tuple, list)) and len(x) == 2 and all(is_finite(b) and 0 <= b < 1 for b in x)
 
 
-def _is_bool(x: Any) -> bool:
-    return isinstance(x, bool)
+BOOL = ("True or False", lambda x: isinstance(x, bool))
+_BOOL_OR_NONE = ("True, False or None", lambda x: x is None or isinstance(x, bool))
 
-
-def _is_bool_or_none(x: Any) -> bool:
-    return x is None or isinstance(x, bool)
-
-
-# key: (what is allowed, in words; the same as a predicate)
-_RULES: dict[str, tuple[str, Callable[[Any], bool]]] = {
+# What all classes share; a class adds its own keys.
+ALLOWED: Allowed = {
     "lr": ("a finite number of at least 0, or a float tensor that holds one", _is_lr),
     "betas": ("two numbers from 0 up to, but not including, 1", _is_pair_of_betas),
     "eps": (
         f"a number from {EPS_MIN:g} to {EPS_MAX:g}: the rate of a coordinate without gradients is 1 / eps, "
         "and its square has to fit into float32",
-        lambda x: _is_finite(x) and EPS_MIN <= x <= EPS_MAX,
+        lambda x: is_finite(x) and EPS_MIN <= x <= EPS_MAX,
     ),
-    "weight_decay": ("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0),
-    "norm": ("1 or 2", lambda x: _is_finite(x) and x in (1, 2)),
-    "bias_correction": ("True or False", _is_bool),
-    "active_only": ("True or False", _is_bool),
-    "maximize": ("True or False", _is_bool),
-    "capturable": ("True or False", _is_bool),
-    "differentiable": ("True or False", _is_bool),
+    "weight_decay": ("a finite number of at least 0", lambda x: is_finite(x) and x >= 0),
+    "maximize": BOOL,
+    "capturable": BOOL,
     "rounding": ("'nearest', 'stochastic' or 'kahan'", lambda x: isinstance(x, str) and x in ROUNDINGS),
     "rounding_seed": (
         "a whole number from 0 to 2^32 - 1",
         lambda x: isinstance(x, int) and not isinstance(x, bool) and 0 <= x < 2**32,
     ),
-    "foreach": ("True, False or None", _is_bool_or_none),
-    "fused": ("True, False or None", _is_bool_or_none),
-    "final_lr": ("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0),
-    "base_lr": ("a finite number of at least 0, or None", lambda x: x is None or (_is_finite(x) and x >= 0)),
-    "gamma": ("a number above 0 and at most 1", lambda x: _is_finite(x) and 0 < x <= 1),
-    "amsbound": ("True or False", _is_bool),
-    "keep": ("a whole number of at least 1", lambda x: isinstance(x, int) and not isinstance(x, bool) and x >= 1),
-    "reduce": ("'max' or None", lambda x: x is None or x == "max"),
+    "foreach": _BOOL_OR_NONE,
+    "fused": _BOOL_OR_NONE,
 }
 
 

@@ -11,34 +11,36 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.sharding import is_dtensor
+from avagrad.optim.step import Step
 
 if TYPE_CHECKING:
-    from avagrad.optim.base import RuleOptimizer
+    from avagrad.optim.optimizer import RuleOptimizer
 
 __all__ = ["StepInBackward"]
 
 
 class StepInBackward:
-    """What :meth:`RuleOptimizer.step_in_backward` returns: a context in which backward takes the steps."""
+    """What :meth:`RuleOptimizer.step_in_backward` returns: a context in which backward takes the steps.
+
+    The first gradient of a backward begins a :class:`Step`, and ``optimizer.step()`` ends it.
+    """
 
     def __init__(self, opt: "RuleOptimizer") -> None:
         self._opt, self._owner = opt, type(opt).__name__
+        self._is_entered = False
         self._handles: list[Any] = []
         self._lock = threading.Lock()  # backward has a thread for each device
-        self._task: int | None = None  # the backward that has begun the step
+        self._step: Step | None = None  # the one under way, and
+        self._task = -1  # the backward that has begun it
         self._moved: set[int] = set()
         self._watched: dict[int, Tensor] = {}
 
     def __enter__(self) -> "StepInBackward":
-        if self._opt._in_backward is not None:
+        other = self._opt._in_backward
+        if self._is_entered or (other is not None and other is not self and other._is_entered):
             raise RuntimeError(
                 f"{self._owner}: step_in_backward() is entered while another one of this optimizer is in use or waits "
                 "for its step(): leave that one first."
-            )
-        if any(group["differentiable"] for group in self._opt.param_groups):
-            raise ValueError(
-                f"{self._owner}: differentiable is True, but must be False for step_in_backward(): autograd cannot "
-                "follow a step that is taken while it runs."
             )
         for p in (p for group in self._opt.param_groups for p in group["params"]):
             if is_dtensor(p):
@@ -46,14 +48,15 @@ class StepInBackward:
                     f"{self._owner}: a parameter of shape {tuple(p.shape)} is a DTensor, but must be a plain tensor "
                     "for step_in_backward(): fully_shard puts gradients into place itself, without hooks. Use step()."
                 )
-        self._opt._in_backward = self
-        self._opt._tell_scalers()
+        self._opt._in_backward, self._is_entered = self, True
         for group in self._opt.param_groups:
             self.watch(group["params"])
         return self
 
     def watch(self, params: list[Tensor]) -> None:
         """Move these parameters, too, when their gradients are complete."""
+        if not self._is_entered:
+            return
         for p in params:
             if p.requires_grad and id(p) not in self._watched:
                 self._watched[id(p)] = p
@@ -65,12 +68,11 @@ class StepInBackward:
         self._handles, self._watched = [], {}
         if error is not None:
             self.end()
-        if self._task is None:  # else step() is still to come
+        if self._step is None:  # else step() is still to come
             self._leave()
 
     def _leave(self) -> None:
-        self._opt._in_backward = None
-        self._opt._tell_scalers()
+        self._opt._in_backward, self._is_entered = None, False
 
     @torch.no_grad()
     def _complete(self, p: Tensor) -> None:
@@ -82,9 +84,10 @@ class StepInBackward:
                     "another step_in_backward(), or a hook of yours, has taken it. A parameter can be in one such "
                     "context only."
                 )
-            if self._task is None:
-                self._opt._begin_step()
-                self._task = task
+            if self._step is None:
+                step = Step(self._opt, in_backward=True)
+                step.begin()
+                self._step, self._task = step, task
             elif self._task != task:
                 p.grad = None  # so that step() can close what was begun
                 raise RuntimeError(
@@ -93,13 +96,19 @@ class StepInBackward:
                     "failed; to accumulate gradients, add up the losses or leave the context. (Reentrant "
                     "checkpointing is a backward inside of backward: use use_reentrant=False.)"
                 )
-            self._opt._move_one(p)
+            self._step.move_one(p)
             self._moved.add(id(p))
             p.grad = None
 
     def close(self, closure: object) -> bool:
         """End the step that backward has begun; False if there is none. Called by ``step()``."""
         opt = self._opt
+        if not self._is_entered:
+            opt._in_backward = None
+            raise RuntimeError(
+                f"{self._owner}: step_in_backward() was called but not entered, so backward() has moved nothing: write "
+                "`with optimizer.step_in_backward():` around backward() and step()."
+            )
         if closure is not None:
             raise RuntimeError(
                 f"{self._owner}: step() is given a closure, but inside step_in_backward() a step is taken by the one "
@@ -113,7 +122,7 @@ class StepInBackward:
                 "already moved, by gradients that were still scaled: go back to the last checkpoint, and use bfloat16 "
                 "without a scaler, or leave the context."
             )
-        if self._task is None:
+        if self._step is None:
             return False
         left = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
         if any(id(p) in self._moved for p in left):
@@ -123,7 +132,7 @@ class StepInBackward:
                 "Close it by zero_grad() and step()."
             )
         for p in left:  # thawed since then, or with gradients from elsewhere
-            opt._move_one(p)
+            self._step.move_one(p)
             p.grad = None
         self.end()
         if self._handles:
@@ -135,6 +144,6 @@ class StepInBackward:
 
     def end(self) -> None:
         """End the step that backward has begun, if there is one, with what has moved so far."""
-        if self._task is not None:
-            self._task, self._moved = None, set()
-            self._opt._end_step()
+        if self._step is not None:
+            step, self._step, self._moved = self._step, None, set()
+            step.end()

@@ -1,168 +1,174 @@
-"""The one owner of gamma: the sum over all rates, taken tensor by tensor.
+"""Norm: the sum over all rates that gamma comes from, kept from the end of one step for the next.
 
-gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters,
-and of nothing else: not of this step's gradients, nor of which parameters have one. So it is worked
-out from the state when a step begins, and nothing is kept that a loaded, edited or broadcast state
-could make stale. Where parameters are spread over ranks it is worked out when the step before ends,
-so that nobody waits for the others (:mod:`avagrad.optim.sharding`).
+gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters, and of nothing else:
+not of this step's gradients, nor of which parameters have one. So the sum for the next step is known when a step ends.
+Backends hand it over block by block. Where parameters are spread over ranks, the all-reduce of the sums is started
+then, and awaited when the next step begins, behind a whole forward and backward pass.
+
+Every rank takes part in every step, with or without gradients: each step starts the all-reduce for the next one. A
+step that finds none under way (the first one, or the first after a state was loaded or a hyper-parameter of the rates
+was changed, which all ranks do together) starts it itself, and waits.
 """
 
-from collections.abc import Callable, Sequence
+import time
+import weakref
+from collections.abc import Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from avagrad.optim.entries import Batch, Entry, Group, count, hyper_of_rates, prefers_foreach, scalar_dtype
-from avagrad.optim.foreach import blocks, foreach_rates, in_batches
-from avagrad.optim.rules import Scalar, rates, scale
+from avagrad.optim.params import Params, scalar_dtype
+from avagrad.optim.rules import Rule
 from avagrad.optim.sharding import Sharding
 
-__all__ = ["global_gamma", "key_of_sums", "one_norm", "start_sums", "table_of_sums"]
+__all__ = ["Norm"]
+
+_PATIENCE = 5.0  # seconds to wait for an all-reduce that no step will await
 
 
-def global_gamma(batches: Sequence[Batch], sharding: Sharding | None = None) -> dict[torch.device, Tensor]:
-    """Return gamma on each device that holds a state: one number, and no host read.
+class Norm:
+    """The sums of one optimizer. It alone knows when they are stale."""
 
-    Where parameters are spread over ranks, all of them call this together.
+    def __init__(self) -> None:
+        self._params: Params | None = None  # the snapshot and
+        self._key: list[Any] = []  # the hyper-parameters that the sums were made with
+        self._totals: dict[torch.device, Tensor] = {}  # written in place: a CUDA graph reads them at each replay
+        self._all_reduce: _AllReduce | None = None
+        self._rows: list[dict[torch.device, Tensor]] = []  # where sharded: which rows of the sums are counted where
+
+    def invalidate(self) -> None:
+        """Have the sums taken again when the next step begins; with sharding all ranks call this together."""
+        self._params = None
+        if self._all_reduce is not None:
+            self._all_reduce.wait()
+        self._all_reduce = None
+
+    def totals(self, params: Params, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
+        """Return on each device the sum of eta^p over everything that counts, and how many that are."""
+        key = [rule.norm_key for rule in rules]
+        sums: list[dict[torch.device, Tensor]] | None = None
+        if self._params is not params or self._key != key:
+            sums = [backend.sums(rules) for backend in params.backends]
+            self._rows = []
+            self._params, self._key = params, key
+        sharding = params.sharding
+        if sharding is None:
+            if sums is not None:
+                self._add_up(params, sums)
+            return self._totals
+        if self._all_reduce is None or self._all_reduce.key != key:
+            if sums is None:
+                sums = [backend.next_sums(rules) for backend in params.backends]
+            self._all_reduce = _AllReduce(sharding, self._table(params, sharding, sums), key)
+        self._store(params.devices or [sharding.device], self._all_reduce.wait())
+        if _may_change(rules):
+            self._all_reduce = None
+        return self._totals
+
+    def accept(self, params: Params, rules: Sequence[Rule]) -> None:
+        """Take the sums that a step has left for the next one."""
+        sums = [backend.next_sums(rules) for backend in params.backends]
+        if params.sharding is None:
+            self._add_up(params, sums)
+            return
+        if self._all_reduce is not None:
+            self._all_reduce.wait()
+        self._all_reduce = None
+        if not _may_change(rules):
+            self._all_reduce = _AllReduce(params.sharding, self._table(params, params.sharding, sums), self._key)
+
+    def _add_up(self, params: Params, sums: Sequence[dict[torch.device, Tensor]]) -> None:
+        """Add up the sums of all blocks."""
+        parts: dict[torch.device, list[Tensor]] = {}
+        for each in sums:
+            for device, rows in each.items():
+                parts.setdefault(device, []).append(rows)
+        devices = params.devices or [torch.device("cpu")]
+        if len(devices) == 1 and len(parts) == 1:
+            (device,) = parts
+            rows = parts[device][0] if len(parts[device]) == 1 else torch.cat(parts[device])
+            if device.type == "cpu":
+                self._total(device).copy_(_last_sum(rows))
+            else:
+                torch.sum(rows, 0, out=self._total(device))
+            return
+        home = devices[0]
+        each_total = [_last_sum(torch.cat(rows)).to(home) for rows in parts.values()]
+        total = torch.stack(each_total).sum(0) if each_total else self._total(home).zero_()
+        self._store(devices, total)
+
+    def _store(self, devices: Sequence[torch.device], total: Tensor) -> None:
+        for device in devices:
+            # A copy to the CPU must have arrived when it is read; all others may take their time.
+            self._total(device).copy_(total, non_blocking=device.type != "cpu")
+
+    def _total(self, device: torch.device) -> Tensor:
+        if device not in self._totals:
+            self._totals[device] = torch.zeros(2, dtype=scalar_dtype(device), device=device)
+        return self._totals[device]
+
+    def _table(self, params: Params, sharding: Sharding, sums: Sequence[dict[torch.device, Tensor]]) -> Tensor:
+        """Return what this rank has counted, in a row for each set of ranks that add it up."""
+        home = (params.devices or [sharding.device])[0]
+        if not self._rows:
+            self._rows = [_rows_of(backend, sharding) for backend in params.backends]
+        table = torch.zeros(1 + len(sharding.groups), 2, dtype=scalar_dtype(home), device=home)
+        for each, rows in zip(sums, self._rows, strict=True):
+            for device, values in each.items():
+                table += (rows[device] @ values).to(home)
+        return table
+
+
+def _may_change(rules: Sequence[Rule]) -> bool:
+    """Tell whether the sums may change before the next step, so that they are taken when it begins.
+
+    A parameter that counts before its first gradient may be frozen or thawed, on one rank maybe.
     """
-    groups = [batch.group for batch in batches]
-    if sharding is None:
-        sums = table_of_sums(batches)[0]
-    else:
-        sums = sharding.total(key_of_sums(groups), lambda: table_of_sums(batches, sharding))
-    gamma = scale(sums[0], sums[1], norm=one_norm(groups))
-    # A copy to the CPU must have arrived when it is read; all others may take their time.
-    devices = _devices(batches, sharding)
-    return {device: gamma.to(device, non_blocking=device.type != "cpu") for device in devices}
+    return any(rule.counts_from_start for rule in rules)
 
 
-def key_of_sums(groups: Sequence[Group]) -> tuple[object, ...]:
-    """Return what the sums are made with: where it has changed, they are to be taken again."""
-    keys = ("eps", "bias_correction", "active_only", "norm")
-    return tuple((group["betas"][1], *(group.get(key) for key in keys)) for group in groups)
+class _AllReduce:
+    """The sums of all ranks, under way or there."""
+
+    def __init__(self, sharding: Sharding, table: Tensor, key: list[Any]) -> None:
+        import torch.distributed as dist
+
+        self.key, self._table = key, table
+        pairs = zip(table[1:], sharding.groups, strict=True)
+        self._works = [dist.all_reduce(row, group=group, async_op=True) for row, group in pairs]
+        weakref.finalize(self, _await_end, self._works)
+
+    def wait(self) -> Tensor:
+        """Return the sums over everything."""
+        for work in self._works:
+            work.wait()
+        self._works.clear()
+        return self._table.sum(0)
 
 
-def start_sums(sharding: Sharding, groups: Sequence[Group], table: Callable[[], Tensor]) -> None:
-    """Start the sums for the next step, where nothing can change them before it.
+def _await_end(works: list[Any]) -> None:
+    """Wait for what no step has awaited, though not for ranks that are gone.
 
-    Without bias correction parameters count before they have had a gradient, unless they are frozen: then one that is
-    thawed, on one rank maybe, changes the sum, and it is taken when the step begins.
+    A process must not end while a thread of its process group is still at it.
     """
-    sharding.discard()
-    if all(group["bias_correction"] or group["active_only"] for group in groups):
-        sharding.start(table(), key_of_sums(groups))
+    until = time.monotonic() + _PATIENCE
+    for work in works:
+        while time.monotonic() < until and not work.is_completed():
+            time.sleep(0.001)
 
 
-def table_of_sums(batches: Sequence[Batch], sharding: Sharding | None = None) -> Tensor:
-    """Return the sum of eta^p over all that this rank counts, and how many they are: in a row for each set of ranks.
-
-    Without sharding there is one row.
-    """
-    norm = one_norm([batch.group for batch in batches])
-    plain_row = 0 if sharding is None else sharding.plain_row
-    shares: list[list[tuple[Scalar, Scalar]]] = [[] for _ in range(1 if sharding is None else 1 + len(sharding.groups))]
-    for group, entries, never_had_a_gradient in batches:
-        rows = [plain_row if sharding is None else sharding.row_of(entry.param) for entry in entries]
-        for row, found in enumerate(shares):
-            if here := [entry for entry, its in zip(entries, rows, strict=True) if its == row]:
-                found += _shares(group, here)
-        if not group["bias_correction"] and not group["active_only"]:
-            # One product for all that have had no gradient yet, with or without a state: to the same bits. Parameters
-            # that are spread over a mesh know how many they are on all ranks together.
-            firsts = [_first_count(group, entry, count(entry.param)) for entry in entries if _is_first(entry)]
-            firsts_and_unseen = never_had_a_gradient + sum(firsts)
-            shares[plain_row].append((firsts_and_unseen * group["eps"] ** -norm, firsts_and_unseen))
-    home = _devices(batches, sharding)[0]
-    return torch.stack([_sum_of_both(found, home) for found in shares])
+def _rows_of(backend: Any, sharding: Sharding) -> dict[torch.device, Tensor]:
+    """Return for each device a matrix of 0 and 1: which rows of the sums go into which row of the table."""
+    found = {}
+    for device, views in backend.views_of_rows().items():
+        rows = [sharding.row_of(backend.views[i].param) for i in views]
+        index = torch.tensor([-1 if row is None else row for row in rows], dtype=torch.int64, device="cpu")
+        counted = torch.arange(1 + len(sharding.groups), device="cpu")[:, None] == index
+        found[device] = counted.to(device=device, dtype=scalar_dtype(device))
+    return found
 
 
-def _devices(batches: Sequence[Batch], sharding: Sharding | None) -> list[torch.device]:
-    devices = list(dict.fromkeys(entry.w.device for batch in batches for entry in batch.entries))
-    return devices or [torch.device("cpu") if sharding is None else sharding.device]
-
-
-def _sum_of_both(shares: Sequence[tuple[Scalar, Scalar]], device: torch.device) -> Tensor:
-    return torch.stack([_sum([share[i] for share in shares], device) for i in (0, 1)])
-
-
-def one_norm(groups: Sequence[Group], owner: str = "AvaGrad") -> int:
-    """Return the ``norm`` of all groups (2 where they have none), or refuse groups that differ in it."""
-    norms = [group.get("norm", 2) for group in groups]
-    for norm in norms:
-        if norm != norms[0]:
-            raise ValueError(
-                f"{owner}: norm is {norms[0]} in one group and {norm} in another, but must be the same in all: "
-                "gamma is one number."
-            )
-    return int(norms[0])
-
-
-def _shares(group: Group, entries: Sequence[Entry]) -> list[tuple[Scalar, Scalar]]:
-    """Return shares that add up to the group's part of the norm: sums of eta^p, and how many of them count."""
-    pasts = [entry.past for entry in entries]
-    shares: list[tuple[Scalar, Scalar]] = []
-    blocks_of_v = [
-        (i, nth, block)
-        for i, entry in enumerate(entries)
-        if isinstance(pasts[i], Tensor) or pasts[i] > 0
-        for nth, block in enumerate(blocks(entry.state[1]))
-    ]
-    for (i, nth, block), total in zip(blocks_of_v, _power_sums(group, entries, pasts, blocks_of_v), strict=True):
-        past = pasts[i]
-        d: Scalar = (block != 0).sum(dtype=total.dtype) if group["active_only"] else block.numel()
-        if isinstance(past, Tensor):  # only the device knows whether there has been a gradient
-            known = (past > 0).to(total.dtype)
-            first_d = _first_count(group, entries[i], entries[i].w.numel()) if nth == 0 else 0
-            total = torch.where(past > 0, total, first_d * group["eps"] ** -group["norm"])
-            d = known * d + (1 - known) * first_d
-        shares.append((total, d))
-    return shares
-
-
-def _is_first(entry: Entry) -> bool:
-    return not isinstance(entry.past, Tensor) and entry.past == 0
-
-
-def _first_count(group: Group, entry: Entry, elements: int) -> int:
-    """Return how many rates, of 1 / eps, a parameter of so many elements has in the norm before its first gradient."""
-    counts = not group["bias_correction"] and not group["active_only"] and entry.param.requires_grad
-    return elements if counts else 0
-
-
-def _power_sums(
-    group: Group, entries: Sequence[Entry], pasts: Sequence[Scalar], blocks_of_v: Sequence[tuple[int, int, Tensor]]
-) -> list[Tensor]:
-    """Return the sum of eta^p over each block, to be added in float64.
-
-    The loop sums a block in the dtype of the moments, pairwise. The norm of foreach adds up in sequence on
-    a CPU, where a float32 sum loses digits, so it is told to use float64.
-    """
-    norm, hyper = group["norm"], hyper_of_rates(group, entries)
-    sums: list[Tensor] = []
-    if prefers_foreach(group, [entry.w for entry in entries]):
-        place: dict[int, Tensor] = {}
-        items = [(nth, i, block) for nth, (i, _, block) in enumerate(blocks_of_v)]
-        for batch in in_batches(items, key=lambda item: item[2]):
-            vs = [v for _, _, v in batch]
-            etas = foreach_rates(vs, [pasts[i] for _, i, _ in batch], **hyper[vs[0].device])
-            norms = torch.stack(torch._foreach_norm(etas, norm, dtype=scalar_dtype(vs[0].device)))
-            place.update(zip([nth for nth, _, _ in batch], (norms**norm).unbind(), strict=True))
-        sums = [place[nth] for nth in range(len(items))]
-    else:
-        for i, _, v in blocks_of_v:
-            eta = rates(v, pasts[i], **hyper[v.device])
-            sums.append((eta * eta if norm == 2 else eta).sum())
-    return sums
-
-
-def _sum(terms: Sequence[Scalar], device: torch.device) -> Tensor:
-    """Add up numbers and tensors, in float64 and on a device."""
-    dtype = scalar_dtype(device)
-    total = torch.full((), float(sum(x for x in terms if not isinstance(x, Tensor))), dtype=dtype, device=device)
-    tensors: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for x in terms:
-        if isinstance(x, Tensor):
-            tensors.setdefault((x.device, x.dtype), []).append(x)
-    for alike in tensors.values():
-        total = total + torch.stack(alike).sum(dtype=scalar_dtype(alike[0].device)).to(device)
-    return total
+def _last_sum(rows: Tensor) -> Tensor:
+    """Return the sum of the rows, added one after the other: rows of 0 then change no bit."""
+    return rows.cumsum(0)[-1] if len(rows) else rows.sum(0)

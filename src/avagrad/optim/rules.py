@@ -27,25 +27,27 @@ from 1; it, too, is a number or a tensor.
 """
 
 import math
-from collections.abc import Callable, Sequence
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
 
 __all__ = [
+    "Delayed",
+    "Flags",
+    "Rule",
     "Scalar",
-    "adabound_step",
-    "adam_step",
-    "adashift_step",
     "bias_correction_of",
     "delayed_step",
+    "power_sum",
     "rates",
     "scale",
-    "sgd_step",
 ]
 
 Scalar: TypeAlias = float | Tensor
+_R = TypeVar("_R", bound="Rule")
 
 
 # --- the delayed family: Delayed Adam, AvaGrad, AvaGradW -----------------------------------------
@@ -53,7 +55,7 @@ Scalar: TypeAlias = float | Tensor
 
 def rates(
     v: Tensor,
-    past: Scalar,
+    step: Scalar,
     *,
     beta2: Scalar,
     eps: Scalar,
@@ -62,7 +64,7 @@ def rates(
 ) -> Tensor:
     """Return ``eta_t``, the per-coordinate rates, from the past alone (line 6): this is the delay.
 
-    ``v`` is ``v_{t-1}`` and ``past`` is ``t - 1``, the number of gradients that ``v`` has seen.
+    ``v`` is ``v_{t-1}`` and ``step`` is ``t - 1``, the number of gradients that ``v`` has seen.
     With bias correction and no gradient seen there is no estimate yet: the rates are 0.
 
     >>> rates(torch.tensor([0.0, 9.0]), 1, beta2=0.0, eps=1.0)
@@ -71,17 +73,35 @@ def rates(
     tensor([0.0000, 0.2500])
     """
     if bias_correction:
-        known = past > 0
-        at_least_one = past + (1 - _indicator(known, past))  # at past = 0 the quotient is 0/0, and not used
+        known = step > 0
+        at_least_one = step + (1 - indicator(known, step))  # at step 0 the quotient is 0/0, and not used
         v_hat = v / bias_correction_of(beta2, at_least_one)
-        eta = 1 / (_sqrt(v_hat) + eps)
+        eta = 1 / (sqrt(v_hat) + eps)
         if known is not True:
-            eta = _where(known, eta, torch.zeros_like(v))
+            eta = where(known, eta, torch.zeros_like(v))
     else:
-        eta = 1 / (_sqrt(v) + eps)
+        eta = 1 / (sqrt(v) + eps)
     if active_only:  # v exactly zero: this coordinate has never seen a gradient
         eta = torch.where(v == 0, 0.0, eta)
     return eta
+
+
+def power_sum(
+    eta: Tensor, v: Tensor, step: Scalar, *, norm: int, bias_correction: bool, active_only: bool
+) -> tuple[Tensor, Scalar]:
+    """Return the sum of ``eta^p`` and the number of rates that count: what :func:`scale` needs.
+
+    A coordinate without an estimate does not count: with bias correction one that has seen no gradient, with
+    ``active_only`` one that has seen none other than 0.
+
+    >>> v = torch.tensor([0.0, 9.0])
+    >>> power_sum(torch.tensor([0.0, 0.25]), v, 1, norm=1, bias_correction=True, active_only=True)
+    (tensor(0.2500), tensor(1.))
+    """
+    d: Scalar = (v != 0).sum() if active_only else v.numel()
+    if bias_correction:
+        d = d * indicator(step > 0, step)
+    return (eta * eta if norm == 2 else eta).sum(), d
 
 
 def scale(total: Tensor, d: Scalar, *, norm: int = 2) -> Tensor:
@@ -96,7 +116,7 @@ def scale(total: Tensor, d: Scalar, *, norm: int = 2) -> Tensor:
     """
     counts = total != 0  # a NaN stays one, to be seen
     gamma = d / torch.where(counts, total, 1.0)
-    return torch.where(counts, _sqrt(gamma) if norm == 2 else gamma, 1.0)
+    return torch.where(counts, sqrt(gamma) if norm == 2 else gamma, 1.0)
 
 
 def delayed_step(
@@ -129,172 +149,194 @@ def delayed_step(
     moves = t > 1 if bias_correction else True  # a first gradient only fills the moments
     if maximize:
         g = -g
-    if _is_on(weight_decay):
+    if is_on(weight_decay):
         if decoupled:
-            w = _where(moves, w * (1 - lr * weight_decay), w)
+            w = where(moves, w * (1 - lr * weight_decay), w)
         elif active_only:  # decay alone does not make a coordinate active
             g = g + torch.where((v == 0) & (g == 0), 0.0, weight_decay * w)
         else:
             g = g + weight_decay * w
     m = beta1 * m + (1 - beta1) * g
     m_hat = m / bias_correction_of(beta1, t) if bias_correction else m
-    w = _where(moves, w - lr * gamma * eta * m_hat, w)
+    w = where(moves, w - lr * gamma * eta * m_hat, w)
     v = beta2 * v + (1 - beta2) * g * g
     return w, m, v
 
 
-# --- the methods that the paper compares with ----------------------------------------------------
+class Flags(NamedTuple):
+    """The choices in the delayed rule; a kernel is compiled for each combination."""
+
+    norm: int  # p of the norm; 0: gamma is 1
+    decoupled: bool
+    decays: bool
+    bias_correction: bool
+    active_only: bool
+    maximize: bool
 
 
-def sgd_step(
-    w: Tensor,
-    g: Tensor,
-    buffer: Tensor,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    momentum: Scalar = 0.0,
-    nesterov: bool = False,
-    weight_decay: Scalar = 0.0,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``.
+class Rule:
+    """An update rule with the hyper-parameters of one parameter group. Immutable; made for each step."""
 
-    >>> one = torch.ones(1)
-    >>> sgd_step(one, one, one, 2, lr=0.1, momentum=0.9)
-    (tensor([0.8100]), tensor([1.9000]))
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "Rule":
+        """Return the rule that a parameter group sets."""
+        raise NotImplementedError
+
+    @property
+    def flags(self) -> Any:
+        """The choices in the rule; where they change, tables and kernels are others."""
+        return ()
+
+    @property
+    def normalised(self) -> bool:
+        """Whether the step is scaled by a gamma that comes from all parameters."""
+        return False
+
+    @property
+    def norm_key(self) -> tuple[Any, ...]:
+        """What the sum of the rates depends on, beside the state."""
+        return ()
+
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
+        return False
+
+    def gamma(self, total: Tensor) -> Tensor:
+        """Return gamma from the sum of the powers of all rates and their number."""
+        raise NotImplementedError
+
+    def apply(
+        self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
+    ) -> tuple[Tensor, ...]:
+        """Return the new ``w`` and state. ``p`` is the parameter, of which ``w`` may be a local part."""
+        raise NotImplementedError
+
+    def on(self: _R, device: torch.device, dtype: torch.dtype) -> _R:
+        """Return the rule with its tensors (an ``lr``) on a device, as 0-dimensional tensors of a wide dtype."""
+        moved = {
+            # A copy to the CPU must have arrived when it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
+            field.name: x.reshape(()).to(device=device, dtype=dtype, non_blocking=device.type != "cpu")
+            for field in fields(self)  # type: ignore[arg-type]
+            if isinstance(x := getattr(self, field.name), Tensor)
+        }
+        return replace(self, **moved) if moved else self  # type: ignore[type-var]
+
+
+@dataclass(frozen=True)
+class Delayed(Rule):
+    """The delayed rule with the hyper-parameters of one parameter group.
+
+    >>> group = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 0.1, "weight_decay": 0.0, "norm": 2, "maximize": False}
+    >>> group |= {"decoupled_weight_decay": False, "bias_correction": True, "active_only": False}
+    >>> rule = Delayed.of(group)
+    >>> rule.sums(torch.tensor([0.0, 9e-3]), 1)
+    (tensor(100.1041), 2.0)
     """
-    g = _l2(w, g, weight_decay, maximize)
-    buffer = _where(t > 1, momentum * buffer, torch.zeros_like(buffer)) + g
-    return w - lr * (g + momentum * buffer if nesterov else buffer), buffer
 
+    lr: Scalar
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+    norm: int
+    decoupled: bool
+    bias_correction: bool
+    active_only: bool
+    maximize: bool
 
-def adam_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    v_max: Tensor | None,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    weight_decay: Scalar = 0.0,
-    decoupled: bool = False,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
+    @classmethod
+    def of(cls, group: Mapping[str, Any]) -> "Delayed":
+        """Return the rule that a parameter group sets."""
+        beta1, beta2 = group["betas"]
+        return cls(
+            lr=group["lr"],
+            beta1=beta1,
+            beta2=beta2,
+            eps=group["eps"],
+            weight_decay=group["weight_decay"],
+            norm=group.get("norm", 0),
+            decoupled=group["decoupled_weight_decay"],
+            bias_correction=group["bias_correction"],
+            active_only=group["active_only"],
+            maximize=group["maximize"],
+        )
 
-    Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
+    @property
+    def numbers(self) -> tuple[Scalar, ...]:
+        """The hyper-parameters that kernels read from a table; they may change at each step."""
+        return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay
 
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([0.9000])
-    """
-    if decoupled:
-        g = -g if maximize else g
-        w = w * (1 - lr * weight_decay)
-    else:
-        g = _l2(w, g, weight_decay, maximize)
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
-    v_max = v if v_max is None else torch.maximum(v_max, v)
-    v_hat = v_max / bias_correction_of(beta2, t)
-    w = w - lr * (m / bias_correction_of(beta1, t)) / (_sqrt(v_hat) + eps)
-    return w, m, v, v_max
+    @property
+    def flags(self) -> Flags:
+        """The choices that a kernel is compiled for."""
+        return Flags(
+            self.norm, self.decoupled, self.weight_decay != 0, self.bias_correction, self.active_only, self.maximize
+        )
 
+    @property
+    def normalised(self) -> bool:
+        """Whether gamma comes from the norm; else it is 1."""
+        return self.norm != 0
 
-def adabound_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    v_max: Tensor | None,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    base_lr: Scalar,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    final_lr: Scalar,
-    gamma: Scalar,
-    weight_decay: Scalar = 0.0,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max``, as adam_step.
+    @property
+    def norm_key(self) -> tuple[Any, ...]:
+        """What the sum of the rates depends on, beside the state."""
+        return self.beta2, self.eps, self.norm, self.bias_correction, self.active_only
 
-    Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
-    scaled by ``lr / base_lr`` so that a schedule moves them along.
+    @property
+    def counts_from_start(self) -> bool:
+        """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
+        return not self.bias_correction and not self.active_only
 
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> hyper = {"lr": 0.1, "base_lr": 0.1, "beta1": 0.0, "beta2": 0.0, "eps": 1e-8, "final_lr": 0.1, "gamma": 1.0}
-    >>> adabound_step(one, one / 9, zero, zero, None, 1, **hyper)[0]  # Adam's rate, 0.9, is clamped to 0.2
-    tensor([0.9778])
-    """
-    g = _l2(w, g, weight_decay, maximize)
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
-    v_max = v if v_max is None else torch.maximum(v_max, v)
-    based = _indicator(base_lr != 0, base_lr)  # at base_lr 0 the bounds do not follow lr
-    final = final_lr * (based * lr + 1 - based) / (base_lr + 1 - based)
-    size = lr * bias_correction_of(beta2, t) ** 0.5 / bias_correction_of(beta1, t)
-    rate = size / (_sqrt(v_max) + eps)
-    rate = rate.clamp(min=final * (1 - 1 / (gamma * t + 1)))
-    rate = rate.clamp(max=final * (1 + 1 / (gamma * t)))
-    return w - rate * m, m, v, v_max
+    def rates(self, v: Tensor, step: Scalar) -> Tensor:
+        """Return the rates; see :func:`rates`."""
+        return rates(
+            v,
+            step,
+            beta2=self.beta2,
+            eps=self.eps,
+            bias_correction=self.bias_correction,
+            active_only=self.active_only,
+        )
 
+    def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
+        """Return the sum of the powers of the rates and how many count; see :func:`power_sum`."""
+        return power_sum(
+            self.rates(v, step),
+            v,
+            step,
+            norm=self.norm,
+            bias_correction=self.bias_correction,
+            active_only=self.active_only,
+        )
 
-def adashift_step(
-    w: Tensor,
-    g: Tensor,
-    kept: Sequence[Tensor],
-    v: Tensor,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    reduce: str | None = "max",
-    largest: Callable[[Tensor], Tensor] | None = None,
-    weight_decay: Scalar = 0.0,
-    maximize: bool = False,
-) -> tuple[Tensor, list[Tensor], Tensor]:
-    """Take one step of AdaShift. Returns ``w, kept, v``.
+    def gamma(self, total: Tensor) -> Tensor:
+        """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
+        return scale(total[0], total[1], norm=self.norm)
 
-    ``kept`` is a ring of the last n gradients: slot ``(t - 1) mod n`` holds ``g_{t-n}``, which
-    enters ``v`` now and gives its place to ``g_t``. Nothing moves before ``t = n + 1``. With
-    ``reduce="max"`` the tensor shares one second moment and ``v`` is 0-dimensional; for a stack of
-    models use ``torch.func.vmap``. ``largest`` finds the maximum where the tensor is a part of a larger one.
-
-    >>> w, g, older = torch.ones(2), torch.ones(2), torch.tensor([2.0, 4.0])
-    >>> adashift_step(w, g, [older], torch.zeros(()), 2, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([0.9750, 0.9750])
-    """
-    n = len(kept)
-    g = _l2(w, g, weight_decay, maximize)
-    slot = (t - 1) % n
-    oldest = kept[0]
-    for i in range(1, n):
-        oldest = _where(slot == i, kept[i], oldest)
-    kept = [_where(slot == i, g, kept[i]) for i in range(n)]
-    weights = [_power(beta1, (slot - i) % n) for i in range(n)]  # beta1^age, the newest first
-    m = sum((a * x for a, x in zip(weights, kept, strict=True)), torch.zeros_like(g)) / sum(weights)
-
-    squared = oldest * oldest
-    if reduce == "max":
-        squared = (largest or _largest)(squared)
-    started = t > n
-    v = _where(started, beta2 * v + (1 - beta2) * squared, v)
-    v_hat = v / bias_correction_of(beta2, 1 + (t - n - 1) * _indicator(started, t))
-    return _where(started, w - lr * m / (_sqrt(v_hat) + eps), w), kept, v
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.amax() if x.numel() else x.sum()
+    def apply(
+        self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
+    ) -> tuple[Tensor, ...]:
+        """Return the new ``w, m, v``; see :func:`delayed_step`."""
+        m, v = state
+        return delayed_step(
+            w,
+            g,
+            m,
+            v,
+            step + 1,
+            self.rates(v, step),
+            gamma,
+            lr=self.lr,
+            beta1=self.beta1,
+            beta2=self.beta2,
+            weight_decay=self.weight_decay,
+            decoupled=self.decoupled,
+            bias_correction=self.bias_correction,
+            active_only=self.active_only,
+            maximize=self.maximize,
+        )
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------
@@ -316,34 +358,26 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
 
-def _l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
-    g = -g if maximize else g
-    return g + weight_decay * w if _is_on(weight_decay) else g
-
-
-def _is_on(x: Scalar) -> bool:
+def is_on(x: Scalar) -> bool:
+    """Tell whether a term with this factor has to be worked out."""
     return isinstance(x, Tensor) or x != 0
 
 
-def _power(base: Scalar, exponent: Scalar) -> Scalar:
-    return torch.pow(base, exponent) if isinstance(exponent, Tensor) else base**exponent
-
-
-def _where(condition: bool | Tensor, yes: Tensor, no: Tensor) -> Tensor:
+def where(condition: bool | Tensor, yes: Tensor, no: Tensor) -> Tensor:
     """Choose between tensors; a condition that is a plain bool costs nothing."""
     if isinstance(condition, Tensor):
         return torch.where(condition, yes, no)
     return yes if condition else no
 
 
-def _indicator(condition: bool | Tensor, t: Scalar) -> Scalar:
+def indicator(condition: bool | Tensor, t: Scalar) -> Scalar:
     """Return 1 where the condition holds and 0 elsewhere, in the precision of ``t``."""
     if isinstance(condition, Tensor):
         return condition.to(t.dtype) if isinstance(t, Tensor) else condition.float()
     return 1.0 if condition else 0.0
 
 
-def _sqrt(x: Tensor) -> Tensor:
+def sqrt(x: Tensor) -> Tensor:
     """Take the root; at 0 its derivative is infinite, and autograd is given 0 instead."""
     if not x.requires_grad:
         return x.sqrt()

@@ -26,7 +26,8 @@ import torch
 from torch import Tensor
 
 from avagrad.lab.names import look_up
-from avagrad.optim.rules import Scalar, adam_step, delayed_step, rates, scale, sgd_step
+from avagrad.optim.comparison_rules import adam_step, sgd_step
+from avagrad.optim.rules import Scalar, delayed_step, rates, scale
 from avagrad.theory import Problem, bound_from_sums
 
 __all__ = ["METHODS", "Curve", "Settings", "run", "samples"]

@@ -14,54 +14,39 @@ import subprocess
 import sysconfig
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
-from avagrad.optim.fused.tables import NUMBERS, TENSORS
+if TYPE_CHECKING:
+    from avagrad.optim.backends.fused import Launch
 
-__all__ = ["Flags", "add_up", "flags_of", "library", "reason_against_native", "step"]
+__all__ = ["NUMBERS", "begin_backward", "library", "move_one", "rebuild", "step", "unsupported_reason"]
 
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
+NUMBERS = 5  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay
 
 
-class Flags(ctypes.Structure):
+class _Flags(ctypes.Structure):
     """As ``Flags`` in native.c."""
 
     _fields_ = [
         (name, ctypes.c_int64)
         for name in (
             "dtype", "block", "rounding", "norm",
-            "normalised", "decoupled", "decays", "bias_correction", "active_only", "maximize", "rebuild",
+            "decoupled", "decays", "bias_correction", "active_only", "maximize", "rebuild",
         )
     ]  # fmt: skip
 
 
-def flags_of(dtype: torch.dtype, block: int, flags: dict[str, Any], *, normalised: bool, rebuild: bool) -> Flags:
-    """Return the flags of a launch as native.c reads them."""
-    return Flags(
-        dtype=_DTYPES[dtype],
-        block=block,
-        rounding=_ROUNDINGS[flags["ROUNDING"]],
-        norm=flags["NORM"],
-        normalised=normalised,
-        decoupled=flags["DECOUPLED"],
-        decays=flags["DECAYS"],
-        bias_correction=flags["BIAS_CORRECTION"],
-        active_only=flags["ACTIVE_ONLY"],
-        maximize=flags["MAXIMIZE"],
-        rebuild=rebuild,
-    )
-
-
-def reason_against_native() -> str | None:
+def unsupported_reason() -> str | None:
     """Say why there is no native code; None if there is.
 
-    >>> reason_against_native() is None or isinstance(reason_against_native(), str)
+    >>> unsupported_reason() is None or isinstance(unsupported_reason(), str)
     True
     """
     found = library()
@@ -88,8 +73,6 @@ def library() -> Any:
         if isinstance(error, subprocess.CalledProcessError):
             said = error.stderr.strip() or f"it ended with the status {error.returncode} and said nothing"
         return f"the C compiler {command[0]} could not build the native code ({said.splitlines()[-1][:200]})"
-    made.avagrad_columns.restype = ctypes.c_char_p
-    assert made.avagrad_columns().decode() == f"{' '.join(TENSORS)} / {' '.join(NUMBERS)}"
     return made
 
 
@@ -126,23 +109,55 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def add_up(sums: Tensor, totals: Tensor) -> None:
-    """Leave the sums of the two columns of ``sums`` in ``totals``."""
-    n = ctypes.c_int64(len(sums))
-    library().avagrad_add_up(ctypes.c_void_p(sums.data_ptr()), n, ctypes.c_void_p(totals.data_ptr()))
-
-
 def step(
-    flags: Flags,
-    tables: tuple[Tensor, ...],
+    launch: "Launch", numbers: Tensor, totals: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None
+) -> None:
+    """Move the tensors that have a gradient."""
+    _run(launch, numbers, totals, grad_scale, found_inf, 0, len(launch.grads))
+
+
+def rebuild(launch: "Launch", numbers: Tensor) -> None:
+    """Sum up the rates of all tensors, from the state as it is."""
+    _run(launch, numbers, None, None, None, 0, len(launch.grads), rebuild=True)
+
+
+def begin_backward(launch: "Launch", numbers: Tensor, totals: Tensor | None) -> None:
+    """Do nothing: each tensor is moved on its own."""
+
+
+def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals: Tensor | None) -> bool:
+    """Move one tensor by the gradient at an address; False: it has been counted."""
+    launch.grads[row] = gradient
+    _run(launch, numbers, totals, None, None, row, row + 1)
+    return False
+
+
+def _run(
+    launch: "Launch",
+    numbers: Tensor,
+    totals: Tensor | None,
     grad_scale: Tensor | None,
     found_inf: Tensor | None,
-    tensors: tuple[int, int],
-    blocks: tuple[int, int],
+    first: int,
+    last: int,
+    *,
+    rebuild: bool = False,
 ) -> None:
-    """Take a step for a range of tensors, whose blocks are a range of blocks."""
-    found = library()
-    pointers = [ctypes.c_void_p(table.data_ptr()) for table in tables]
-    scaler = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (grad_scale, found_inf)]
-    ranges = [ctypes.c_int64(x) for x in (*tensors, *blocks)]
-    found.avagrad_step(*pointers, *scaler, ctypes.byref(flags), *ranges, ctypes.c_int(torch.get_num_threads()))
+    """Step the tensors in rows ``first`` to ``last``."""
+    chosen = launch.flags
+    flags = _Flags(
+        dtype=_DTYPES[launch.dtype],
+        block=launch.block,
+        rounding=_ROUNDINGS[launch.rounding],
+        norm=chosen.norm,
+        decoupled=chosen.decoupled,
+        decays=chosen.decays,
+        bias_correction=chosen.bias_correction,
+        active_only=chosen.active_only,
+        maximize=chosen.maximize,
+        rebuild=rebuild,
+    )
+    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums
+    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (*tables, grad_scale, found_inf)]
+    ranges = [ctypes.c_int64(x) for x in (first, last, launch.first_blocks[first], launch.first_blocks[last])]
+    library().avagrad_step(*pointers, ctypes.byref(flags), *ranges, ctypes.c_int(torch.get_num_threads()))

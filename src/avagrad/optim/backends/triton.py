@@ -6,18 +6,129 @@ Blocks that are full and aligned are read without a mask, 16 bytes at a time; a 
 tensors take the masked branch.
 """
 
+from contextlib import nullcontext
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
+from torch import Tensor
 
-from avagrad.optim.fused.tables import NUMBERS, SHARED, TENSORS
+from avagrad.optim.backends.fused import COLUMNS, SHARED, Launch
+from avagrad.optim.backends.native import NUMBERS
 
-__all__ = ["DTYPES", "delayed_pass", "prepare"]
+__all__ = ["begin_backward", "move_one", "rebuild", "step"]
 
-DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_TENSORS = tl.constexpr(len(TENSORS))
-_NUMBERS = tl.constexpr(len(NUMBERS))
-_SHARED = tl.constexpr(len(SHARED))
+_DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
+_COLUMNS = tl.constexpr(len(COLUMNS))
+_NUMBERS = tl.constexpr(NUMBERS)
+_SHARED = tl.constexpr(SHARED)
+
+
+# --- launching -------------------------------------------------------------------------------------------------------
+
+
+def step(
+    launch: Launch, numbers: Tensor, totals: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None
+) -> None:
+    """Move the tensors that have a gradient."""
+    _prepare(launch, numbers, totals, grad_scale, found_inf, REBUILD=False, COUNTS=True)
+    _pass(launch, 0, len(launch.blocks), REBUILD=False)
+
+
+def rebuild(launch: Launch, numbers: Tensor) -> None:
+    """Sum up the rates of all tensors, from the state as it is."""
+    _prepare(launch, numbers, None, None, None, REBUILD=True, COUNTS=False)
+    _pass(launch, 0, len(launch.blocks), REBUILD=True)
+
+
+def begin_backward(launch: Launch, numbers: Tensor, totals: Tensor | None) -> None:
+    """Work out what the coordinates of each tensor share, for a step that moves one after the other."""
+    _prepare(launch, numbers, totals, None, None, REBUILD=False, COUNTS=False)
+
+
+def move_one(launch: Launch, row: int, gradient: int, numbers: Tensor, totals: Tensor | None) -> bool:
+    """Move one tensor by the gradient at an address; True: it is still to be counted."""
+    _pass(launch, launch.first_blocks[row], launch.first_blocks[row + 1], REBUILD=False, gradient=gradient)
+    return True
+
+
+def _prepare(
+    launch: Launch,
+    numbers: Tensor,
+    totals: Tensor | None,
+    grad_scale: Tensor | None,
+    found_inf: Tensor | None,
+    *,
+    REBUILD: bool,
+    COUNTS: bool,
+) -> None:
+    unread = launch.shared  # stands for an argument that is not read
+    totals, scale, skips = (unread if x is None else x for x in (totals, grad_scale, found_inf))
+    n = len(launch.grads)
+    _start(
+        launch,
+        prepare,
+        -(-n // 64),
+        (launch.tensors, launch.grads, numbers, totals, launch.shared, scale, skips, n),
+        {
+            "NORM": 0 if totals is unread else launch.flags.norm,
+            "SKIPS": found_inf is not None,
+            "SCALED": grad_scale is not None,
+            "REBUILD": REBUILD,
+            "COUNTS": COUNTS,
+            "BIAS_CORRECTION": launch.flags.bias_correction,
+            "BLOCK": 64,
+        },
+        warps=2,
+    )
+
+
+def _pass(launch: Launch, first: int, last: int, *, REBUILD: bool, gradient: int | None = None) -> None:
+    if first == last:
+        return
+    _start(
+        launch,
+        delayed_pass,
+        last - first,
+        (launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient or 0),
+        {
+            "ONE": gradient is not None,
+            "ROUNDING": launch.rounding,
+            "DTYPE": _DTYPES[launch.dtype],
+            "REBUILD": REBUILD,
+            "DECOUPLED": launch.flags.decoupled,
+            "DECAYS": launch.flags.decays,
+            "ACTIVE_ONLY": launch.flags.active_only,
+            "MAXIMIZE": launch.flags.maximize,
+            "NORM": launch.flags.norm,
+            "BLOCK": launch.block,
+        },
+        warps=launch.warps,
+    )
+
+
+def _start(
+    launch: Launch, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int
+) -> None:
+    """Start a kernel. ``constants`` come in the kernel's order.
+
+    Half of what a launch costs is finding the code for the arguments. They are the same tables at each step, but for a
+    GradScaler's tensors, so what was found is kept.
+    """
+    grid, key = (programs, 1, 1), (kernel, *constants.values())
+    device = launch.device
+    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
+    with torch.cuda.device(device) if elsewhere else nullcontext():
+        if (code := launch.compiled.get(key)) is not None:
+            code[grid](*arguments, *constants.values())
+            return
+        code = kernel[grid](*arguments, **constants, num_warps=warps)
+    if code is not None and not (constants.get("SKIPS") or constants.get("SCALED")):  # the interpreter gives none
+        launch.compiled[key] = code
+
+
+# --- the kernels -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
@@ -33,45 +144,44 @@ def _mix(h):
 @triton.jit
 def prepare(
     tensors, grads, numbers, totals, shared, grad_scale, found_inf, n,
-    NORMALISED: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
-    BIAS_CORRECTION: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
+    BIAS_CORRECTION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Leave each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, count the gradients in ``step``."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
-    row = tensors + index * _TENSORS
+    row = tensors + index * _COLUMNS
     moves = tl.where(tl.load(grads + index, mask=mask, other=0) != 0, 1.0, 0.0).to(tl.float64)
     if SKIPS:
         moves = moves * tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
     if REBUILD:
         moves = moves * 0
     step = tl.load(row + 3, mask=mask, other=0).to(tl.pointer_type(tl.float32))
-    past = tl.load(step, mask=mask, other=1.0).to(tl.float64)
+    before = tl.load(step, mask=mask, other=1.0).to(tl.float64)
     group = numbers + tl.load(row + 5, mask=mask, other=0) * _NUMBERS
     lr = tl.load(group, mask=mask, other=0.0)
     beta1 = tl.load(group + 1, mask=mask, other=0.0)
     beta2 = tl.load(group + 2, mask=mask, other=0.0)
     eps = tl.load(group + 3, mask=mask, other=1.0)
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
-    log_beta1 = tl.load(group + 5, mask=mask, other=-1.0)
-    log_beta2 = tl.load(group + 6, mask=mask, other=-1.0)
-    seed = tl.load(group + 7, mask=mask, other=0.0)
+    log_beta1 = tl.log(tl.maximum(beta1, 1e-300))
+    log_beta2 = tl.log(tl.maximum(beta2, 1e-300))
 
-    t = past + moves  # the gradients that the next step's rates will have seen
-    one = past * 0 + 1
-    inverse_past = one
+    t = before + moves  # the gradients that the next step's rates will have seen
+    one = before * 0 + 1
+    inverse_before = one
     inverse_next = one
     correction1 = one
     started = one
     counts = one
     if BIAS_CORRECTION:
-        inverse_past = 1 / (1 - tl.exp(tl.maximum(past, 1.0) * log_beta2))
+        inverse_before = 1 / (1 - tl.exp(tl.maximum(before, 1.0) * log_beta2))
         inverse_next = 1 / (1 - tl.exp(tl.maximum(t, 1.0) * log_beta2))
         correction1 = 1 - tl.exp(tl.maximum(t, 1.0) * log_beta1)
-        started = tl.where(past > 0, 1.0, 0.0).to(tl.float64)
+        started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
     gamma = one
-    if NORMALISED:
+    if NORM:
         total = tl.load(totals)
         d = tl.load(totals + 1)
         gamma = one * d / tl.where(total == 0, 1.0, total)
@@ -93,13 +203,14 @@ def prepare(
     tl.store(out + 7, (1 - beta2).to(tl.float32), mask=mask)
     tl.store(out + 8, eps.to(tl.float32), mask=mask)
     tl.store(out + 9, weight_decay.to(tl.float32), mask=mask)
-    tl.store(out + 10, inverse_past.to(tl.float32), mask=mask)
+    tl.store(out + 10, inverse_before.to(tl.float32), mask=mask)
     tl.store(out + 11, inverse_next.to(tl.float32), mask=mask)
     tl.store(out + 12, unscale.to(tl.float32), mask=mask)
     tl.store(out + 13, counts.to(tl.float32), mask=mask)
     place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
     # By way of a signed number of 64 bits, which every device casts alike.
-    key = _mix(_mix(_mix(seed.to(tl.int64).to(tl.uint32)) + t.to(tl.int64).to(tl.uint32)) + place)
+    seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
+    key = _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
     tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), key, mask=mask)
     if COUNTS:
         tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
@@ -142,7 +253,7 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
 def _block(
     w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
-    NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one block (``REBUILD``: leave it), and leave the sum of the next step's eta^p."""
@@ -182,7 +293,7 @@ def _block(
                 tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
-    if NORMALISED:
+    if NORM:
         eta = _rates(v, tl.load(shared + 11), eps, ACTIVE_ONLY)
         if MASKED:
             eta = tl.where(mask, eta, 0.0)
@@ -203,7 +314,7 @@ def _block(
 def delayed_pass(
     tensors, grads, blocks, shared, sums, first_block: "i32", gradient: "i64",  # noqa: F821
     ONE: tl.constexpr, ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
-    NORMALISED: tl.constexpr, REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
+    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all.
@@ -214,7 +325,7 @@ def delayed_pass(
     index = tl.load(blocks + block).to(tl.int64)
     its_shared = shared + index * _SHARED
     if REBUILD or tl.load(its_shared) != 0:
-        row = tensors + index * _TENSORS
+        row = tensors + index * _COLUMNS
         start = (block - tl.load(row + 8)) * BLOCK
         w_bits = tl.load(row)
         m_bits = tl.load(row + 1)
@@ -232,10 +343,10 @@ def delayed_pass(
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
                 tl.multiple_of(rest_at, 16), start, n, its_shared, at, ROUNDING, False,
-                NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
             )  # fmt: skip
         else:
             _block(
                 w_at, g_at, m_at, v_at, rest_at, start, n, its_shared, at, ROUNDING, True,
-                NORMALISED, REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
             )  # fmt: skip

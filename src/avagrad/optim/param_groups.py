@@ -4,7 +4,7 @@ from typing import Any
 
 from torch import nn
 
-from avagrad.optim.arguments import check_values, plain_number
+from avagrad.optim.arguments import ALLOWED, check_values, plain_number
 
 __all__ = ["no_decay_groups"]
 
@@ -31,7 +31,7 @@ def no_decay_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, 
     [(0.0005, 1), (0.0, 3)]
     """
     weight_decay = plain_number(weight_decay)
-    check_values("no_decay_groups", {"weight_decay": weight_decay})
+    check_values("no_decay_groups", {"weight_decay": weight_decay}, ALLOWED)
     if not isinstance(model, nn.Module):
         raise TypeError(f"no_decay_groups: model is of type {type(model).__name__}, but must be a torch.nn.Module.")
     exempt = {

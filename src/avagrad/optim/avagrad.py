@@ -1,0 +1,365 @@
+"""DelayedAdam, AvaGrad and AvaGradW: one update rule, three names.
+
+The rule itself is in :mod:`avagrad.optim.rules`; this file gives it arguments.
+"""
+
+from collections.abc import Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
+from avagrad.optim.backends.loop import blocks
+from avagrad.optim.norm import Norm
+from avagrad.optim.optimizer import RuleOptimizer
+from avagrad.optim.params import Group, Params
+from avagrad.optim.rules import Delayed
+from avagrad.optim.sharding import Sharding, sharding_of
+
+__all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
+
+
+class _Delayed(RuleOptimizer):
+    """The delayed family, with what differs between its members as flags."""
+
+    _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
+    _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
+    _has_kernels = True
+    _rule_class = Delayed
+    _allowed: ClassVar[Allowed] = {
+        **ALLOWED,
+        "norm": ("1 or 2", lambda x: is_finite(x) and x in (1, 2)),
+        "bias_correction": BOOL,
+        "active_only": BOOL,
+    }
+    _choices = ("norm", "rounding", "rounding_seed")
+    _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")
+
+    def __init__(self, params: ParamsT, defaults: Group, process_group: Any) -> None:
+        self._process_group = process_group
+        # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
+        super().__init__(params, defaults | {"decoupled_weight_decay": self._decoupled})
+
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        return {"exp_avg": True, "exp_avg_sq": True}
+
+    def _foreign_reason(self, group: Group) -> str | None:
+        if reason := super()._foreign_reason(group):
+            return reason
+        if ("norm" in group) != self._normalised:
+            return f"its groups have {'no' if self._normalised else 'a'} norm"
+        if group["decoupled_weight_decay"] != self._decoupled:
+            return f"its weight decay is {'not ' if self._decoupled else ''}decoupled"
+        return None
+
+    def _check(self, group: Group) -> None:
+        super()._check(group)
+        if group["decoupled_weight_decay"] != self._decoupled:
+            raise ValueError(
+                f"{type(self).__name__}: decoupled_weight_decay is {group['decoupled_weight_decay']!r}, but must be "
+                f"{self._decoupled}: the class says it (AvaGradW decouples, AvaGrad and DelayedAdam do not)."
+            )
+
+    def _check_together(self, groups: Sequence[Group]) -> None:
+        norms = [group.get("norm") for group in groups]
+        for norm in norms:
+            if norm != norms[0]:
+                raise ValueError(
+                    f"{type(self).__name__}: norm is {norms[0]} in one group and {norm} in another, but must be the "
+                    "same in all: gamma is one number."
+                )
+
+    # --- parameters that are spread over ranks ---
+
+    @property
+    def process_group(self) -> Any:
+        """The ranks over which parameters are spread that do not say so themselves.
+
+        It is not saved, pickled or copied, since it is another one elsewhere: set it again there.
+        """
+        return self._process_group
+
+    @process_group.setter
+    def process_group(self, group: Any) -> None:
+        before, self._process_group = self._process_group, group
+        try:
+            self._sharding()
+        except ValueError:
+            self._process_group = before
+            raise
+        self.refresh()
+
+    def _sharding(self) -> Sharding | None:
+        if not self._normalised:  # there is nothing to sum
+            return None
+        params = [p for group in self.param_groups for p in group["params"]]
+        return sharding_of(type(self).__name__, params, self._process_group)
+
+    # --- for logging ---
+
+    @torch.no_grad()
+    def gamma(self) -> float:
+        """Return the gamma of the next step, for logging. Unlike a step, this reads from the device.
+
+        Where parameters are spread over ranks, all ranks call this together.
+
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> opt = AvaGrad([w], eps=1.0)
+        >>> w.grad = torch.tensor([1.0, 1.0, 1.0])
+        >>> opt.step()
+        >>> opt.gamma()
+        2.0
+        """
+        rules = [Delayed.of(group) for group in self.param_groups]
+        if not self._normalised:
+            return 1.0
+        params = self._params
+        if params is None or not params.matches(self, rules):
+            params = Params(self, rules, placeholders=True)
+        totals = self._norm.totals(params, rules)
+        return rules[0].gamma(next(iter(totals.values()))).item()
+
+    @torch.no_grad()
+    def diagnostics(self) -> dict[str, float]:
+        """Return what the next step will multiply gradients with, for logging.
+
+        - ``gamma``;
+        - ``rate_min``, ``rate_median``, ``rate_max``: of the effective rates lr * gamma * eta, over all coordinates
+          that count in the norm;
+        - ``norm_share_of_top_1_percent``: the share of the norm's sum that the largest 1 % of eta make up. Near 1, a
+          few coordinates with tiny gradients set the scale for all others (see ``norm``);
+        - ``inactive_share``: the share of coordinates that have never had a gradient other than 0. At a small eps
+          they set the scale, many or few (see ``active_only``).
+
+        Unlike a step, this goes over the whole state, reads from the device and needs memory of several times the
+        size of the parameters. Where parameters are spread over ranks, all ranks call this together; all but
+        ``gamma`` is then of this rank's part.
+
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
+        >>> w.grad = torch.tensor([1.0, 1.0, 1.0])
+        >>> opt.step()
+        >>> opt.diagnostics()["rate_median"]
+        0.5
+        """
+        rules = [Delayed.of(group) for group in self.param_groups]
+        params = Params(self, rules, placeholders=True)
+        gamma = 1.0
+        if self._normalised:
+            totals = Norm().totals(params, rules)
+            gamma = rules[0].gamma(next(iter(totals.values()))).item()
+        etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
+        inactive = known = 0
+        for view in params.views:
+            rule, step = rules[view.group], view.step.item()
+            for v in blocks(view.state[1]):
+                if step:
+                    inactive += int((v == 0).sum())
+                    known += v.numel()
+                eta = rule.rates(v, step).flatten().float().cpu()
+                eta = eta[eta > 0]  # all others do not count
+                etas.append(eta)
+                moves.append(float(rule.lr) * gamma * eta)
+        powers, move = torch.cat(etas).double() ** (rules[0].norm or 2), torch.cat(moves)
+        if not powers.numel():
+            powers = move = torch.zeros(1, dtype=torch.float64, device="cpu")
+        largest = powers.topk((powers.numel() + 99) // 100).values.sum() / powers.sum().clamp(min=1e-300)
+        return {
+            "gamma": gamma,
+            "rate_min": move.min().item(),
+            "rate_median": move.median().item(),
+            "rate_max": move.max().item(),
+            "norm_share_of_top_1_percent": largest.item(),
+            "inactive_share": inactive / known if known else 0.0,
+        }
+
+
+class DelayedAdam(_Delayed):
+    r"""Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        w_{t+1} &= w_t - \alpha \, m_t / (\sqrt{v_{t-1}} + \epsilon) \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+
+    Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
+    it converges as SGD does, where Adam may not. But a coordinate that has had no gradient yet has the rate
+    lr / eps, and its first gradient moves it that far: with embeddings, sparse inputs or dead units use
+    ``active_only=True``, or a larger eps.
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: the learning rate alpha; a number or a tensor of one element.
+        betas: the decay of the two moments.
+        eps: added to the root of the second moment; from 1e-15 to 1e15.
+        weight_decay: added to the gradient, times the parameter (L2).
+        bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
+            fills its moments, because there is no earlier one to take rates from. False is the paper's
+            box to the letter, with a first step of lr / eps.
+        active_only: coordinates that have never had a gradient other than 0 do not move. Beyond the paper.
+        maximize: go up instead of down.
+        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
+            ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
+            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
+            two keep such parameters learning when updates become small.
+        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
+            element alone.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
+            some hundred megabytes, whatever the size of the model.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
+            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
+            float16 and, on a CPU, float64.
+        process_group: taken as :class:`AvaGrad` does, and not needed: there is no norm.
+
+    >>> import torch
+    >>> from avagrad import DelayedAdam
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = DelayedAdam([w], lr=0.01)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.9800, -1.9800], requires_grad=True)
+
+    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+    """
+
+    _normalised = False
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        active_only: bool = False,
+        maximize: bool = False,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
+        super().__init__(params, numbers | forms | half | paths, process_group)
+
+
+class AvaGrad(_Delayed):
+    r"""AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        \eta_t &= 1 / (\sqrt{v_{t-1}} + \epsilon) \\
+        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\lVert \eta_t / \sqrt{d} \rVert_2} \, m_t \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+
+    The norm runs over all parameters of all groups, whether or not they have a gradient in this step.
+    It makes ``lr`` and ``eps`` (nearly) independent, so that they can be searched one after the other.
+
+    Args:
+        params: parameters or named parameters to optimize, or dicts that define parameter groups.
+        lr: the learning rate alpha; a number or a tensor of one element. It is of the size of SGD's (divided by
+            1 - momentum), not of Adam's.
+        betas: the decay of the two moments.
+        eps: how adaptive the method is: small as Adam, large as SGD; from 1e-15 to 1e15.
+        weight_decay: added to the gradient, times the parameter (L2). :class:`AvaGradW` decouples it.
+        bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
+            fills its moments, because there is no earlier one to take rates from. False is the paper's
+            box to the letter.
+        norm: 2 for the root mean square of the rates (the paper), 1 for their mean, in which a few huge
+            rates count far less. Beyond the paper.
+        active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
+            the norm. Beyond the paper.
+        maximize: go up instead of down.
+        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
+            ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
+            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
+            two keep such parameters learning when updates become small.
+        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
+            element alone.
+        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
+            some hundred megabytes, whatever the size of the model.
+        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
+        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
+            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
+            float16 and, on a CPU, float64.
+        process_group: the ranks over which parameters are spread that do not say so themselves: FSDP1's with
+            use_orig_params, ZeroRedundancyOptimizer's, DeepSpeed's. DTensors (fully_shard, tensor parallel) need none.
+            It is an attribute, and not part of a saved, pickled or copied optimizer.
+
+    >>> import torch
+    >>> from avagrad import AvaGrad
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AvaGrad([w], lr=0.1)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.5199, -1.4965], requires_grad=True)
+
+    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+    """
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 0.1,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 0.1,
+        weight_decay: float = 0.0,
+        *,
+        bias_correction: bool = True,
+        norm: int = 2,
+        active_only: bool = False,
+        maximize: bool = False,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm}
+        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
+        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
+        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
+        super().__init__(params, numbers | forms | half | paths, process_group)
+
+
+class AvaGradW(AvaGrad):
+    r"""AvaGrad with decoupled weight decay, as AdamW is to Adam.
+
+    Instead of entering the gradient, the decay shrinks the parameter by ``1 - lr * weight_decay`` at
+    each step (with bias correction: each step after a parameter's first). All else, arguments
+    included, is :class:`AvaGrad`'s.
+
+    >>> import torch
+    >>> from avagrad import AvaGradW
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AvaGradW([w], lr=0.1, weight_decay=0.01)
+    >>> for _ in range(3):
+    ...     opt.zero_grad()
+    ...     w.square().sum().backward()
+    ...     opt.step()
+    >>> w
+    Parameter containing:
+    tensor([ 0.5182, -1.4929], requires_grad=True)
+    """
+
+    _decoupled = True

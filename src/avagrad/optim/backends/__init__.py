@@ -1,0 +1,1 @@
+"""Backends: what moves the parameters of a step. Each restates the element-wise rule, and nothing else."""

@@ -1,0 +1,86 @@
+"""Which backend moves a parameter group: who can, or why not."""
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import _default_to_fused_or_foreach
+
+from avagrad.optim.backends import fused
+from avagrad.optim.backends.foreach import Foreach
+from avagrad.optim.backends.loop import Loop
+from avagrad.optim.rules import Rule
+
+if TYPE_CHECKING:
+    from avagrad.optim.optimizer import RuleOptimizer
+    from avagrad.optim.params import ParamView
+    from avagrad.optim.step import Step
+
+__all__ = ["Backend", "backends_for", "prefers_foreach", "wants_fused"]
+
+Sums = dict[torch.device, Tensor]
+
+
+class Backend(Protocol):
+    """What moves some parameters. Its tables belong to one snapshot, and it keeps nothing else between steps."""
+
+    views: Sequence["ParamView"]
+    is_kernel: bool  # skips by found_inf itself, keeps its sums between steps, and autograd does not see its writes
+
+    def prepare(self, grads: Sequence[Tensor | None]) -> Any:
+        """Return the gradients, one for each view, as :meth:`move` takes them; None if they cannot be read."""
+
+    def move(self, grads: Any, step: "Step") -> None:
+        """Move every parameter that has a gradient, and count it in its ``step``."""
+
+    def begin_backward(self, step: "Step") -> None:
+        """Begin a step in which :meth:`move_one` moves one parameter after the other."""
+
+    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
+        """Move the parameter of one view; False if its gradient cannot be read, and nothing is done."""
+
+    def end_backward(self) -> None:
+        """End such a step."""
+
+    def sums(self, rules: Sequence[Rule]) -> Sums:
+        """Return on each device the sums of eta^p and the counts, a row for each block, from the state as it is."""
+
+    def next_sums(self, rules: Sequence[Rule]) -> Sums:
+        """Return the same after a step whose sums were those of :meth:`sums` or :meth:`next_sums`."""
+
+    def views_of_rows(self) -> dict[torch.device, list[int]]:
+        """Return for each device and row of the sums the index of its view."""
+
+
+def backends_for(
+    opt: "RuleOptimizer", views: Sequence["ParamView"], groups: Sequence[dict[str, Any]], rules: Sequence[Rule]
+) -> list[Backend]:
+    """Return the backends that move these parameters, each its own."""
+    kinds: dict[Any, list[ParamView]] = {}  # in the order of the first group of each
+    by_group: dict[int, list[ParamView]] = {}
+    for view in views:
+        by_group.setdefault(view.group, []).append(view)
+    for index, members in by_group.items():
+        group = groups[index]
+        kind: type[Backend] = Loop
+        if opt._has_kernels and wants_fused(group, [view.w for view in members]) and fused.fit(members):
+            kind = fused.Fused
+        elif opt._has_kernels and prefers_foreach(group, [view.w for view in members]):
+            kind = Foreach
+        kinds.setdefault(kind, []).extend(members)
+    return [kind(members, rules) for kind, members in kinds.items()]
+
+
+def wants_fused(group: dict[str, Any], local: Sequence[Tensor]) -> bool:
+    """Tell whether a group is asked, or by default allowed, to take the fused path, and can."""
+    if group["fused"] is False or (group["fused"] is None and group["foreach"] is not None):
+        return False
+    return fused.unsupported_reason(local) is None
+
+
+def prefers_foreach(group: dict[str, Any], params: list[Tensor]) -> bool:
+    """Choose between foreach and the loop, as torch does."""
+    if group["foreach"] is None and group["fused"] is None:
+        return _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)[1]
+    return bool(group["foreach"])

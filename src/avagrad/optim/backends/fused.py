@@ -1,0 +1,351 @@
+"""The fused backend: the whole step in one pass over memory, by Triton on CUDA and by native code on a CPU.
+
+Kernels read tables of pointers. The tables are made from a snapshot of the parameters and end with it; what changes
+from step to step (the gradients' addresses, the groups' numbers) is sent when it differs from what was sent last.
+"""
+
+from collections.abc import Sequence
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.backends import native
+from avagrad.optim.rules import Delayed, Flags, Rule
+
+if TYPE_CHECKING:
+    from avagrad.optim.params import ParamView
+    from avagrad.optim.step import Step
+
+__all__ = ["Fused", "Launch", "fit", "lay_out", "same_layout", "unsupported_reason"]
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_HALF = (torch.bfloat16, torch.float16)
+_DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
+# Coordinates and warps for each program of Triton's. The shorter blocks are faster, but their tables would be more than
+# a thousandth of what a step of a large model works on.
+BLOCK, WARPS = 1024, 4
+LARGE, LARGE_BLOCK, LARGE_WARPS = 2**28, 2048, 8
+CPU_BLOCK = 16384
+INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
+# What a row of Launch.tensors holds (int64): addresses, the size, the group, the place among all parameters, the
+# first block and the seed of rounding. native.c and triton.py name the columns in the same order.
+COLUMNS = ("w", "m", "v", "step", "numel", "group", "place", "compensation", "first_block", "seed")
+SHARED = 16  # numbers that the coordinates of a tensor share in a step, worked out by a kernel
+
+
+# --- who can be stepped ----------------------------------------------------------------------------------------------
+
+
+def unsupported_reason(params: Sequence[Tensor]) -> str | None:
+    """Say why these tensors cannot be stepped by fused code; None if they can.
+
+    >>> unsupported_reason([torch.ones(2, device="meta")])
+    'a parameter is on meta; it must be on a CUDA device or on the CPU'
+    """
+    for p in params:
+        if p.device.type not in _DTYPES:
+            return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"
+        dtypes = _DTYPES["cuda" if _on_triton(p.device) else "cpu"]
+        if p.dtype not in dtypes:
+            names = ", ".join(str(dtype).removeprefix("torch.") for dtype in dtypes)
+            return f"a parameter is {p.dtype}; on {p.device.type} it must be one of {names}"
+        if p.is_inference():
+            return "a parameter is an inference tensor, which autograd does not allow to be written to"
+        if type(p) not in _PLAIN:
+            return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
+        if not _is_dense(p):
+            return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
+    devices = {p.device for p in params}
+    if any(map(_on_triton, devices)) and not _has_triton():
+        return "Triton cannot be imported"
+    return None if all(map(_on_triton, devices)) else native.unsupported_reason()
+
+
+def fit(views: Sequence["ParamView"]) -> bool:
+    """Tell whether the states of these parameters lie in memory as the kernels read them."""
+    return all(
+        type(view.step) in _PLAIN
+        and view.step.device == view.w.device
+        and view.step.dtype == torch.float32
+        and all(_lies_as(x, view.w, view.w.dtype if x is view.compensation else None) for x in _moments(view))
+        for view in views
+    )
+
+
+def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
+    """Bring a state into the layout that the kernels read: as the parameter's, and ``step`` on its device."""
+    state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
+    for name, dtype in dtypes.items():
+        if name in state and (not same_layout(state[name], p) or state[name].dtype != dtype):
+            laid = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format)
+            state[name] = laid.copy_(state[name])
+
+
+def same_layout(x: Tensor, p: Tensor) -> bool:
+    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing.
+
+    >>> same_layout(torch.ones(2, 3), torch.ones(3, 2).t())
+    False
+    >>> same_layout(torch.ones(1, 3), torch.ones(3, 1).t())
+    True
+    """
+    if x.shape != p.shape:
+        return False
+    return x.stride() == p.stride() or all(
+        a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
+    )
+
+
+def _moments(view: "ParamView") -> list[Tensor]:
+    return [*view.state] if view.compensation is None else [*view.state, view.compensation]
+
+
+def _lies_as(x: Tensor, w: Tensor, dtype: torch.dtype | None) -> bool:
+    dtype = dtype or (torch.float32 if w.dtype in _HALF else w.dtype)
+    return type(x) in _PLAIN and x.device == w.device and x.dtype == dtype and same_layout(x, w)
+
+
+def _on_triton(device: torch.device) -> bool:
+    return device.type != "cpu" or INTERPRET
+
+
+def _has_triton() -> bool:
+    try:
+        import triton  # noqa: F401
+    except ImportError:
+        return False
+    return True
+
+
+def _is_dense(p: Tensor) -> bool:
+    expected = 1
+    for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
+        if stride != expected:
+            return False
+        expected *= size
+    return True
+
+
+# --- the tables ------------------------------------------------------------------------------------------------------
+
+
+class _Kind(NamedTuple):
+    """What the tensors of one launch have in common."""
+
+    device: torch.device
+    dtype: torch.dtype
+    flags: Flags
+    rounding: str
+
+
+class Launch:
+    """The tables of the tensors of one device and dtype whose groups have the same flags: one launch."""
+
+    def __init__(self, kind: _Kind, views: Sequence["ParamView"], size: int) -> None:
+        self.device, self.dtype, self.flags, self.rounding = kind
+        device = self.device
+        if _on_triton(device):
+            from avagrad.optim.backends import triton  # imports Triton: left to the first fused step
+
+            self.kernels: Any = triton
+            self.block, self.warps = (BLOCK, WARPS) if size < LARGE else (LARGE_BLOCK, LARGE_WARPS)
+        else:
+            self.kernels, self.block, self.warps = native, CPU_BLOCK, 0
+        self.steps = [view.step for view in views]
+        rows: list[tuple[int, ...]] = []
+        blocks: list[int] = []
+        self.first_blocks = [0]
+        for i, view in enumerate(views):
+            m, v = view.state
+            rest = 0 if view.compensation is None else view.compensation.data_ptr()
+            addresses = view.w.data_ptr(), m.data_ptr(), v.data_ptr(), view.step.data_ptr()
+            rows.append((*addresses, view.w.numel(), view.group, view.place, rest, len(blocks), view.seed))
+            blocks += [i] * -(-view.w.numel() // self.block)
+            self.first_blocks.append(len(blocks))
+        self.tensors = torch.tensor(rows, dtype=torch.int64, device="cpu").to(device)
+        self.blocks = torch.tensor(blocks, dtype=torch.int32, device="cpu").to(device)
+        self.grads = torch.zeros(len(rows), dtype=torch.int64, device=device)
+        shared = torch.float32 if _on_triton(device) else torch.float64
+        self.shared = torch.zeros(len(rows), SHARED, dtype=shared, device=device)
+        self.sums = torch.empty(0)  # of each block: a part of the backend's
+        self.sent: list[int] = []  # the addresses of gradients that the device has
+        self.compiled: dict[Any, Any] = {}  # kernels of Triton's, by their constants
+
+
+class _Gradients(NamedTuple):
+    """The addresses of the gradients of all views, 0 for none, and what keeps copies alive."""
+
+    addresses: list[int]
+    copies: list[Tensor]
+
+
+class Fused:
+    """The fused backend for some parameters."""
+
+    is_kernel = True
+
+    def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule]) -> None:
+        self.views = views
+        size = sum(view.w.numel() for view in views)
+        kinds: dict[_Kind, list[int]] = {}
+        for i, view in enumerate(views):
+            kind = _Kind(view.w.device, view.w.dtype, rules[view.group].flags, view.rounding)
+            kinds.setdefault(kind, []).append(i)
+        self._members = list(kinds.values())  # of each launch, as indices of views
+        self._launches = [Launch(kind, [views[i] for i in members], size) for kind, members in kinds.items()]
+        self._rows = {
+            i: (launch, row)
+            for launch, members in zip(self._launches, self._members, strict=True)
+            for row, i in enumerate(members)
+        }
+        self._sums: dict[torch.device, Tensor] = {}
+        self._numbers: dict[torch.device, Tensor] = {}
+        self._sent: list[tuple[float, ...]] = []
+        self._kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
+        self._moved: list[Tensor] = []  # inside of backward: the counts of what has moved
+        for device in dict.fromkeys(launch.device for launch in self._launches):
+            here = [launch for launch in self._launches if launch.device == device]
+            sizes = [len(launch.blocks) for launch in here]
+            self._sums[device] = torch.zeros(sum(sizes), 2, dtype=torch.float64, device=device)
+            for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
+                launch.sums = part
+            self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
+        self._layouts = _layouts([view.w for view in views])
+
+    # --- a step ---
+
+    def prepare(self, grads: Sequence[Tensor | None]) -> _Gradients | None:
+        """Return the address of each gradient; None if one cannot be read. One of another layout is copied."""
+        if type(torch.empty(0, device="cpu")) is not Tensor:
+            return None  # a fake mode: tables that are sent now would have no memory
+        present = [g for g in grads if g is not None]
+        known = self._layouts
+        if len(present) != len(grads):
+            known = [[x for x, g in zip(column, grads, strict=True) if g is not None] for column in known]
+        # Lists of a property of all tensors are compared faster than tensors one by one.
+        if set(map(type, present)) <= {*_PLAIN} and _layouts(present) == known and not any(map(Tensor.is_neg, present)):
+            addresses = list(map(Tensor.data_ptr, present))
+            if all(addresses):
+                if len(present) != len(grads):
+                    found = iter(addresses)
+                    addresses = [0 if g is None else next(found) for g in grads]
+                return _Gradients(addresses, [])
+        copies: list[Tensor] = []
+        addresses = []
+        for view, g in zip(self.views, grads, strict=True):
+            if g is not None:
+                if not _is_readable(g, view.w):
+                    return None
+                copies.append(g := _laid_out(g, view.w))
+            addresses.append(0 if g is None else _address(g))
+        return _Gradients(addresses, copies)
+
+    def move(self, grads: _Gradients, step: "Step") -> None:
+        """Move every parameter that has a gradient, and count it in its ``step``."""
+        self._send_numbers(step.rules)
+        for launch, members in zip(self._launches, self._members, strict=True):
+            addresses = grads.addresses
+            if len(members) != len(addresses):
+                addresses = [addresses[i] for i in members]
+            if addresses != launch.sent:
+                self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
+                launch.sent = addresses
+            scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
+            launch.kernels.step(launch, self._numbers[launch.device], step.totals.get(launch.device), *scaler)
+
+    def begin_backward(self, step: "Step") -> None:
+        """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""
+        self._send_numbers(step.rules)
+        for launch in self._launches:
+            launch.sent = []
+            launch.grads.fill_(1)  # all may move
+            launch.kernels.begin_backward(launch, self._numbers[launch.device], step.totals.get(launch.device))
+
+    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
+        """Move one parameter, in a step that has begun; False if its gradient cannot be read."""
+        w = self.views[i].w
+        if not _is_readable(g, w):
+            return False
+        launch, row = self._rows[i]
+        g = _laid_out(g, w)
+        total = step.totals.get(launch.device)
+        if launch.kernels.move_one(launch, row, _address(g), self._numbers[launch.device], total):
+            self._moved.append(self.views[i].step)
+        return True
+
+    def end_backward(self) -> None:
+        """End such a step: count the gradients that no kernel has counted."""
+        for device in {step.device for step in self._moved}:
+            torch._foreach_add_([step for step in self._moved if step.device == device], 1)
+        self._moved = []
+
+    # --- the sums for the next norm ---
+
+    def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
+        """Return the sums of all blocks, from the state as it is."""
+        self._send_numbers(rules)
+        for launch in self._launches:
+            launch.kernels.rebuild(launch, self._numbers[launch.device])
+        return self._sums
+
+    def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
+        """Return the sums of all blocks as the step has left them: blocks that did not move keep theirs."""
+        return self._sums
+
+    def views_of_rows(self) -> dict[torch.device, list[int]]:
+        """Return for each device and block the index of its view."""
+        rows: dict[torch.device, list[int]] = {device: [] for device in self._sums}
+        for launch, members in zip(self._launches, self._members, strict=True):
+            rows[launch.device] += [members[row] for row in launch.blocks.tolist()]
+        return rows
+
+    # --- what is sent ---
+
+    def _send_numbers(self, rules: Sequence[Rule]) -> None:
+        rows: list[tuple[float, ...]] = []
+        tensors: list[tuple[int, int, Tensor]] = []
+        for index, rule in enumerate(rules):
+            assert isinstance(rule, Delayed)
+            row = []
+            for column, x in enumerate(rule.numbers):
+                if isinstance(x, Tensor) and x.device.type != "cpu":
+                    tensors.append((index, column, x))
+                    x = 0.0
+                row.append(float(x))
+            rows.append(tuple(row))
+        for device, table in self._numbers.items():
+            if rows != self._sent:
+                self._send(table, torch.tensor(rows, dtype=torch.float64, device="cpu"))
+            for index, column, x in tensors:
+                table[index, column].copy_(x.detach().reshape(()), non_blocking=device.type != "cpu")
+        self._sent = rows
+
+    def _send(self, table: Tensor, values: Tensor) -> None:
+        """Copy to the device without waiting, from memory that stays where it is while a graph may read it."""
+        if table.device.type == "cuda":
+            values = values.pin_memory()
+            if torch.cuda.is_current_stream_capturing():
+                self._kept.append(values)
+        table.copy_(values, non_blocking=True)
+
+
+def _layouts(tensors: Sequence[Tensor]) -> list[list[Any]]:
+    return [list(map(of, tensors)) for of in (Tensor.size, Tensor.stride, attrgetter("dtype"))]
+
+
+def _is_readable(g: Tensor, w: Tensor) -> bool:
+    """Tell whether a gradient can be read by a kernel, maybe after it has been copied."""
+    return g.layout == torch.strided and g.dtype == w.dtype
+
+
+def _laid_out(g: Tensor, w: Tensor) -> Tensor:
+    """Return a gradient that lies in memory as its parameter does, copied if need be."""
+    is_plain = type(g) in _PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
+    return g if is_plain and same_layout(g, w) else torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)
+
+
+def _address(x: Tensor) -> int:
+    """Return where a tensor is; an empty one is nowhere, and is given an address that is not 0."""
+    return x.data_ptr() if x.numel() else 1

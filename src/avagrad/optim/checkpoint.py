@@ -1,0 +1,135 @@
+"""Loading a state: to the bit, from other optimizers too, and nothing is changed if it does not fit."""
+
+import warnings
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, StateDict
+
+from avagrad.optim.params import Group, moment_dtype
+from avagrad.optim.sharding import is_dtensor, local_part
+
+if TYPE_CHECKING:
+    from avagrad.optim.optimizer import RuleOptimizer
+
+__all__ = ["load_state_dict"]
+
+
+def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
+    """Have torch's ``load`` take a state, and correct what it does to dtypes."""
+    reasons = [reason for group in state_dict["param_groups"] if (reason := opt._foreign_reason(group))]
+    if reasons:
+        warnings.warn(
+            f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
+            "counts are taken; lr, eps and all other hyper-parameters stay as they are.",
+            stacklevel=3,
+        )
+    fitting: StateDict = {}
+
+    def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
+        fitting.update(_fitting(opt, loaded))
+        if opt._in_backward is not None:
+            opt._in_backward.end()  # what backward has begun is over
+        return fitting
+
+    def take_again(_: Optimizer) -> None:
+        """Take the values again: by now torch has cast every moment to its parameter's dtype."""
+        for saved_id, p, group in _matched(opt, fitting):
+            for key, value in fitting["state"].get(saved_id, {}).items():
+                if key == "step":
+                    device = p.device if group["capturable"] else torch.device("cpu")
+                    opt.state[p][key] = value.to(device=device, dtype=torch.float32, copy=True)
+                elif key in opt._state_tensors(group) or key == "compensation":
+                    if is_dtensor(p) and not is_dtensor(value) and value.shape == p.shape:
+                        value = _spread(value, p)
+                    dtype = p.dtype if key == "compensation" else moment_dtype(p.dtype)
+                    opt.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
+
+    # After the user's own hooks have made of the state what they like, and before they see the result.
+    handles = (
+        opt.register_load_state_dict_pre_hook(adapt),
+        opt.register_load_state_dict_post_hook(take_again, prepend=True),
+    )
+    try:
+        load(state_dict)
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
+    """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
+    groups = loaded["param_groups"]
+    foreign = any(opt._foreign_reason(group) for group in groups)
+    if foreign:
+        # Groups that do not match in number are torch's to refuse.
+        pairs = zip(opt.param_groups, groups, strict=False)
+        groups = [{**own, "params": saved["params"]} for own, saved in pairs] + groups[len(opt.param_groups) :]
+    groups = [{**opt.defaults, **group} for group in groups]
+    for own, group in zip(opt.param_groups, groups, strict=False):
+        opt._check(group)
+        opt._check_params({**group, "params": own["params"]})
+    opt._check_together(groups)
+    fitting = {**loaded, "param_groups": groups, "state": dict(loaded["state"])}
+    for saved_id, p, group in _matched(opt, fitting):
+        if values := loaded["state"].get(saved_id):
+            fitting["state"][saved_id] = _fitting_state(opt, p, group, values, foreign)
+    return fitting
+
+
+def _fitting_state(
+    opt: "RuleOptimizer", p: Tensor, group: Group, values: dict[str, Any], foreign: bool
+) -> dict[str, Any]:
+    """Return the state of one parameter, or refuse it."""
+    owner, wanted = type(opt).__name__, opt._state_tensors(group)
+    about = f"of a parameter of shape {tuple(p.shape)}"
+    lacking = [key for key in ("step", *wanted) if values.get(key) is None]
+    if lacking:
+        raise ValueError(
+            f"{owner}: the loaded state {about} has no {', '.join(lacking)}, but must have "
+            f"{', '.join(('step', *wanted))}."
+        )
+    values = {key: values[key] for key in ("step", *wanted)} if foreign else dict(values)
+    if isinstance(values["step"], (int, float)):  # as older versions of torch count
+        values["step"] = torch.tensor(float(values["step"]), dtype=torch.float32)
+    for key in ("step", *wanted, "compensation"):
+        if key not in values:
+            continue
+        value = values[key]
+        if not isinstance(value, Tensor):
+            raise ValueError(f"{owner}: the loaded {key} {about} is {value!r}, but must be a tensor.")
+        shape = p.shape if wanted.get(key, key == "compensation") else torch.Size()
+        if value.shape != shape:
+            raise ValueError(
+                f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {tuple(shape)}, for a "
+                f"parameter of shape {tuple(p.shape)}."
+            )
+        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, local_part(value))
+    return values
+
+
+def _refuse_bad_numbers(what: str, key: str, value: Tensor) -> None:
+    if not value.numel() or value.is_meta or type(value) not in (Tensor, torch.nn.Parameter):
+        return  # there are no numbers to see
+    if value.isnan().any():
+        raise ValueError(f"{what} holds a NaN, but must hold numbers: it is of a training that has failed.")
+    if (key == "step" or key.endswith("_sq")) and (value < 0).any():
+        raise ValueError(f"{what} holds {value.min().item():g}, but must hold numbers of at least 0.")
+
+
+def _matched(opt: "RuleOptimizer", state_dict: StateDict) -> list[tuple[Any, Tensor, Group]]:
+    """Return (saved id, parameter, group) for each parameter, in order."""
+    return [
+        (saved_id, p, {**own, **saved})
+        for own, saved in zip(opt.param_groups, state_dict["param_groups"], strict=False)
+        for p, saved_id in zip(own["params"], saved["params"], strict=False)
+    ]
+
+
+def _spread(whole: Tensor, p: Tensor) -> Tensor:
+    """Return a whole tensor, which every rank has, spread over the mesh of a parameter."""
+    from torch.distributed.tensor import distribute_tensor
+
+    return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]

@@ -1,0 +1,358 @@
+"""What all our optimizers share as torch optimizers: arguments, groups, states, ``step()``."""
+
+import sys
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from typing import Any, ClassVar, overload
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT, StateDict
+
+from avagrad.optim.arguments import ALLOWED, Allowed, check_group_keys, check_values, plain_number
+from avagrad.optim.backends import choose, fused
+from avagrad.optim.checkpoint import load_state_dict
+from avagrad.optim.in_backward import StepInBackward
+from avagrad.optim.norm import Norm
+from avagrad.optim.params import Group, Params, ParamView, moment_dtype
+from avagrad.optim.rounding import is_half
+from avagrad.optim.rules import Rule
+from avagrad.optim.sharding import Sharding, local_part
+from avagrad.optim.step import Step
+
+__all__ = ["RuleOptimizer"]
+
+
+class RuleOptimizer(Optimizer):
+    """A torch optimizer that runs a rule of :mod:`avagrad.optim.rules`.
+
+    A subclass says which rule it runs (``_rule_class``) and which tensors its state holds (``_state_tensors``).
+    Beside what torch keeps there are three objects: the last snapshot of the parameters, the norm, and the context
+    in which backward takes the steps. None of them is saved, and all can be made again from groups and state.
+    """
+
+    _rule_class: ClassVar[type[Rule]]
+    _allowed: ClassVar[Allowed] = ALLOWED
+    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are checked again when they have changed
+    # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
+    _own_keys: ClassVar[tuple[str, ...]] = ()
+    _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
+
+    _params: Params | None = None
+    _in_backward: StepInBackward | None = None
+    _process_group: Any = None
+
+    def __init__(self, params: ParamsT, defaults: Group) -> None:
+        defaults = {key: plain_number(value) for key, value in defaults.items()}
+        check_values(type(self).__name__, defaults, self._allowed)
+        self._norm = Norm()
+        super().__init__(params, defaults)
+
+    # --- what a subclass says ---
+
+    @abstractmethod
+    def _state_tensors(self, group: Group) -> dict[str, bool]:
+        """Name the tensors of a parameter's state beside ``step``: True for its shape, False for a scalar."""
+
+    def _foreign_reason(self, group: Group) -> str | None:
+        """Say why a saved group is another optimizer's; None if it is ours."""
+        missing = [key for key in self._own_keys if key not in group]
+        return f"its groups have no {', '.join(missing)}" if missing else None
+
+    def _check(self, group: Group) -> None:
+        """Refuse values that one group may not have; keys that are not ours are the user's."""
+        check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)
+
+    def _check_together(self, groups: Sequence[Group]) -> None:
+        """Refuse groups that do not go together."""
+
+    def _sharding(self) -> Sharding | None:
+        """Return how parameters are spread over ranks that step together; None where they are not."""
+        return None
+
+    def _rules(self) -> list[Rule]:
+        """Return the rules that the groups set now."""
+        return [self._rule_class.of(group) for group in self.param_groups]
+
+    # --- groups ---
+
+    def add_param_group(self, param_group: Group) -> None:
+        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
+        owner = type(self).__name__
+        if isinstance(param_group, dict):
+            own = {key: plain_number(value) for key, value in param_group.items() if key in self.defaults}
+            check_group_keys(owner, param_group, [*self.defaults, "params", "param_names"])
+            self._check({**self.defaults, **own})
+            self._check_together([*self.param_groups, {**self.defaults, **own}])
+            if not isinstance(param_group.get("params"), (Tensor, set, type(None))):
+                param_group["params"] = list(param_group["params"])
+                _refuse_duplicates(owner, param_group["params"])
+            param_group.update(own)
+        super().add_param_group(param_group)
+        try:
+            self._check_params(self.param_groups[-1])
+            self._sharding()
+        except ValueError:
+            del self.param_groups[-1]
+            raise
+        self.refresh()
+        if self._in_backward is not None:
+            self._in_backward.watch(self.param_groups[-1]["params"])
+
+    def _check_params(self, group: Group) -> None:
+        """Refuse parameters that cannot be stepped, or not in the way that is asked for."""
+        owner = type(self).__name__
+        for p in group["params"]:
+            if p.is_complex():
+                raise ValueError(
+                    f"{owner}: a parameter of shape {tuple(p.shape)} is {p.dtype}, but must be real: keep "
+                    "torch.view_as_real(...) of it as the parameter, and take torch.view_as_complex where it is used."
+                )
+        if group["fused"]:
+            reason = "this class has no fused implementation"
+            if self._has_kernels:
+                reason = fused.unsupported_reason([local_part(p) for p in group["params"]]) or ""
+            if reason:
+                raise ValueError(f"{owner}: fused is True, but {reason}. Leave fused out, or set it to False.")
+
+    @property
+    def _step_supports_amp_scaling(self) -> bool:
+        """Whether a GradScaler is to leave unscaling and skipping to the step; torch asks.
+
+        As in torch, where ``fused=True``. Where ranks step together, none of them may be left out because its
+        gradients are not finite. Inside of backward the scaler is to ask, so that it can be refused.
+        """
+        fused_here = self._has_kernels and any(group["fused"] for group in self.param_groups)
+        return fused_here or self._in_backward is not None or self._sharding() is not None
+
+    # --- states ---
+
+    def _new_state(self, p: Tensor, group: Group, *, expanded: bool = False) -> dict[str, Tensor]:
+        """Return the state of a parameter before its first gradient: ``step`` 0 means no estimate.
+
+        With ``expanded`` it takes no memory, and can only be read.
+        """
+        dtype = moment_dtype(p.dtype)
+        # On the host unless something that it meets there would have to be waited for.
+        on_device = group["capturable"] or (isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu")
+        if on_device:
+            state = {"step": torch.zeros((), dtype=torch.float32, device=p.device)}
+        else:  # from a value, so that fake tensors know it: tools that run steps on them read it
+            state = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
+        for name, has_shape_of_p in self._state_tensors(group).items():
+            if has_shape_of_p and not expanded:
+                state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
+            else:
+                zero = torch.zeros((), dtype=dtype, device=p.device)
+                state[name] = zero.expand(local_part(p).shape) if has_shape_of_p else zero
+        return state
+
+    def _make_states(self, rules: Sequence[Rule], *, in_backward: bool = False) -> None:
+        """Make the states that a step needs, and bring those that there are into the form that backends read.
+
+        A parameter gets its state with its first gradient. When backward takes the step, nobody knows which will have
+        one: then all that require a gradient get theirs.
+        """
+        for group, rule in zip(self.param_groups, rules, strict=True):
+            early = in_backward or rule.counts_from_start
+            local = [local_part(p) for p in group["params"]]
+            for_kernels = self._has_kernels and choose.wants_fused(group, local)
+            for p in group["params"]:
+                if not self.state.get(p):
+                    if p.grad is None and not (early and p.requires_grad):
+                        continue
+                    self.state[p] = self._new_state(p, group)
+                self._fit_state(p, group, for_kernels)
+
+    def _fit_state(self, p: Tensor, group: Group, for_kernels: bool) -> None:
+        state, keys = self.state[p], self._state_tensors(group)
+        for key, has_shape_of_p in keys.items():
+            if has_shape_of_p and state[key].shape != p.shape:
+                raise RuntimeError(
+                    f"{type(self).__name__}: the {key} of a parameter of size {tuple(p.shape)} has the size "
+                    f"{tuple(state[key].shape)}, but must have the same: give a changed parameter a fitting state, or "
+                    "delete its state."
+                )
+        if group.get("rounding") != "kahan" or not is_half(p.dtype):
+            state.pop("compensation", None)  # what was cut off then is not to be added one day
+        elif "compensation" not in state:
+            state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        if for_kernels:
+            fused.lay_out(p, state, {**dict.fromkeys(keys, moment_dtype(p.dtype)), "compensation": p.dtype})
+
+    def _join(self, p: Tensor, rules: Sequence[Rule]) -> ParamView | None:
+        """Return the view of a parameter that has joined during a step, with a new state; None if it is not ours."""
+        if not any(own is p for group in self.param_groups for own in group["params"]):
+            return None
+        self._make_states(rules)
+        return next(view for view in Params(self, rules).views if view.param is p)
+
+    def _current_params(self, rules: Sequence[Rule], *, in_backward: bool = False) -> Params:
+        """Return a snapshot that matches, made anew if need be: then all is checked, and states are made."""
+        params = self._params
+        if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
+            return params
+        owner = type(self).__name__
+        for group in self.param_groups:
+            chosen = {key: group[key] for key in self._choices if key in group}
+            check_values(owner, chosen, self._allowed)
+        self._check_together(self.param_groups)
+        every = [p for group in self.param_groups for p in group["params"]]
+        _refuse_duplicates(owner, every)
+        self._refuse_sparse([p.grad for p in every])
+        if params is None or not params.same_params(self):
+            self._norm.invalidate()
+        with torch.inference_mode(mode=False):  # what is made here is written to outside of it, too
+            self._make_states(rules, in_backward=in_backward)
+            self._params = Params(self, rules)
+        return self._params
+
+    def refresh(self) -> None:
+        """Take the state as it is. Call this after writing to ``exp_avg_sq`` or ``step`` of a state in place.
+
+        A step leaves behind what the next one needs of the state, so it does not see such writes. New tensors in a
+        state, a loaded state and changed groups are seen without this. Where parameters are spread over ranks, all
+        ranks call it.
+
+        >>> from avagrad import AvaGrad
+        >>> w = torch.nn.Parameter(torch.zeros(3))
+        >>> opt = AvaGrad([w], eps=1.0)
+        >>> w.grad = torch.ones(3)
+        >>> opt.step()
+        >>> opt.gamma()
+        2.0
+        >>> opt.state[w]["exp_avg_sq"].mul_(4)
+        tensor([0.0040, 0.0040, 0.0040])
+        >>> opt.refresh()
+        >>> round(opt.gamma(), 6)
+        3.0
+        """
+        self._params = None
+        self._norm.invalidate()
+
+    # --- a step ---
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # as torch's: nothing here is to be compiled
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step.
+
+        Args:
+            closure: evaluates the model again and returns the loss.
+        """
+        self._refuse_capture_of_host_scalars()
+        if self._in_backward is not None and self._in_backward.close(closure):
+            return None
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        with Step(self) as step:
+            step.move()
+        return loss
+
+    def step_in_backward(self) -> StepInBackward:
+        """Return a context in which ``backward()`` takes the step.
+
+        Each parameter moves as soon as its gradient is complete, and the gradient is freed, so that gradients
+        never exist all at once. The result is the ordinary step's, to the bit.
+
+        ``step()`` is still called after each ``backward()``: it closes the step, and schedulers and hooks know
+        it. There are no gradients to look at in between, so they cannot be clipped or accumulated; a GradScaler,
+        a closure and a second ``backward()`` before ``step()`` are refused. The context may hold the whole
+        training loop, or one ``backward()``. It must be entered, by ``with``.
+
+        >>> from avagrad import AvaGrad
+        >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+        >>> opt = AvaGrad([w], lr=0.1)
+        >>> with opt.step_in_backward():
+        ...     for _ in range(3):
+        ...         w.square().sum().backward()
+        ...         opt.step()
+        >>> w.grad is None
+        True
+        >>> w
+        Parameter containing:
+        tensor([ 0.5199, -1.4965], requires_grad=True)
+        """
+        context = StepInBackward(self)
+        if self._in_backward is None:
+            self._in_backward = context  # so that step() can tell that it was not entered
+        return context
+
+    def _is_asked_for_state(self) -> bool:
+        """Tell whether a step is torch.distributed.checkpoint's way to ask for a state.
+
+        It calls ``step()`` with zero gradients and an lr of 0 where there is no state. It gets zeros with ``step`` 0,
+        and nothing else is done: no collective either, since it asks on those ranks alone that have no state. A step of
+        a warm-up that starts at 0 looks the same, so the caller has to tell.
+        """
+        if any(self.state.values()) or not all(_is_zero(group["lr"]) for group in self.param_groups):
+            return False
+        frame: Any = sys._getframe(1)
+        for _ in range(40):
+            if frame is None or frame.f_code.co_name == "_init_optim_state":
+                break
+            frame = frame.f_back
+        return frame is not None and frame.f_code.co_name == "_init_optim_state"
+
+    def _refuse_sparse(self, grads: Sequence[Tensor | None]) -> None:
+        for g in grads:
+            if g is not None and g.layout != torch.strided:
+                raise RuntimeError(
+                    f"{type(self).__name__}: a gradient has the layout {g.layout}, but must be dense: the "
+                    "moments need every coordinate. Use sparse=False in the embedding, or give this parameter to "
+                    "torch.optim.SparseAdam."
+                )
+
+    def _refuse_capture_of_host_scalars(self) -> None:
+        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
+            return
+        if not all(group["capturable"] for group in self.param_groups):
+            raise RuntimeError(
+                f"{type(self).__name__}: capturable is False, but step() is being captured in a CUDA graph, which "
+                "would freeze lr and step: construct the optimizer with capturable=True."
+            )
+
+    # --- checkpoints ---
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "_norm" not in self.__dict__:  # a copy
+            self._norm = Norm()
+        self.refresh()
+        for group in self.param_groups:
+            for key, value in self.defaults.items():
+                group.setdefault(key, value)
+
+    def load_state_dict(self, state_dict: StateDict) -> None:
+        """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
+
+        The state of another optimizer that has the same tensors (``torch.optim.Adam``) can be loaded
+        too: moments and step counts are taken, hyper-parameters stay what they are. A state that does not fit is
+        refused, and nothing is changed.
+        """
+        load_state_dict(self, state_dict, super().load_state_dict)
+
+
+def _is_zero(lr: float | Tensor) -> bool:
+    """Tell whether an lr is 0, where the host can know."""
+    return bool(lr == 0) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else False
+
+
+def _refuse_duplicates(owner: str, params: Sequence[Any]) -> None:
+    seen: set[int] = set()
+    for p in params:
+        p = p[1] if isinstance(p, tuple) else p  # named
+        if id(p) in seen:
+            raise ValueError(
+                f"{owner}: a parameter of shape {tuple(p.shape)} appears twice, but must appear once: a step would "
+                "move it twice."
+            )
+        seen.add(id(p))

@@ -1,0 +1,185 @@
+"""Params: an immutable snapshot of an optimizer's groups, parameters and states."""
+
+from collections.abc import Iterable, Sequence
+from itertools import chain
+from operator import attrgetter, is_
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.backends.choose import Backend, backends_for
+from avagrad.optim.rounding import is_half
+from avagrad.optim.rules import Rule, Scalar
+from avagrad.optim.sharding import Sharding, is_dtensor, local_part
+
+if TYPE_CHECKING:
+    from avagrad.optim.optimizer import RuleOptimizer
+
+__all__ = ["Group", "ParamView", "Params", "moment_dtype", "scalar_dtype"]
+
+Group = dict[str, Any]
+
+_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
+_PLAIN = (Tensor, torch.nn.Parameter)
+# Keys of a group, beside the flags of its rule, that decide which tables and kernels a step uses.
+_CHOICES = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
+
+
+class ParamView(NamedTuple):
+    """A parameter with its state as a backend sees it: the tensors that are on this rank."""
+
+    param: Tensor  # as the user gave it
+    w: Tensor
+    step: Tensor
+    state: tuple[Tensor, ...]  # in the order of the optimizer's state keys
+    compensation: Tensor | None  # what rounding has cut off so far
+    group: int
+    place: int  # among all parameters of the optimizer
+    rounding: str
+    seed: int
+    capturable: bool
+
+    def step_value(self) -> Scalar:
+        """Return the step count as a number, or as a tensor where nothing may be read on the host."""
+        if self.capturable or self.step.device.type != "cpu":
+            return self.step.to(scalar_dtype(self.step.device))
+        return self.step.item()
+
+    def gradient(self) -> Tensor | None:
+        """Return the part of the gradient that is on this rank."""
+        g = self.param.grad
+        return g if g is None or self.w is self.param else local_part(g, like=self.param)
+
+
+class Params:
+    """The parameters that have a state, and what a step needs to know of them.
+
+    It is made when a step begins and something has changed since the last one, and never changes itself.
+    :meth:`matches` asks whether it still describes the optimizer. ``backends`` are the objects that move the
+    parameters; their tables live as long as the snapshot.
+    """
+
+    def __init__(self, opt: "RuleOptimizer", rules: Sequence[Rule], *, placeholders: bool = False) -> None:
+        """Take the snapshot. With ``placeholders`` parameters that count without a state are given one of zeros."""
+        groups = opt.param_groups
+        self.params: list[list[Tensor]] = [list(group["params"]) for group in groups]
+        self.sharding: Sharding | None = opt._sharding()
+        self.views: list[ParamView] = []
+        self.others: list[Tensor] = []  # those without a view
+        place = 0
+        for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
+            for p in group["params"]:
+                state = opt.state.get(p)
+                if not state and placeholders and rule.counts_from_start and p.requires_grad:
+                    state = opt._new_state(p, group, expanded=True)
+                if state and not _is_frozen_from_start(p, state, rule):
+                    self.views.append(_view(opt, p, state, group, index, place))
+                else:
+                    self.others.append(p)
+                place += 1
+        self.devices = list(dict.fromkeys(view.w.device for view in self.views))
+        self.has_dtensors = any(is_dtensor(view.param) for view in self.views)
+        self.backends: list[Backend] = backends_for(opt, self.views, groups, rules)
+        self._found = {id(view.param): (each, i) for each in self.backends for i, view in enumerate(each.views)}
+
+        # What matches() compares with.
+        self._choices = _choices(groups, rules)
+        self._state_values = list(_state_values(opt))
+        self._layouts = self._current_layouts()
+        tensors = chain.from_iterable((view.param, view.step, *view.state, view.compensation) for view in self.views)
+        self._addressed = [x for x in tensors if x is not None and type(x) in _PLAIN]
+        self._addresses = self._current_addresses()
+        self._freezable = [p for ps, rule in zip(self.params, rules, strict=True) if rule.counts_from_start for p in ps]
+        self._frozen = [not p.requires_grad for p in self._freezable]
+
+    def matches(self, opt: "RuleOptimizer", rules: Sequence[Rule]) -> bool:
+        """Tell whether groups, parameters and states are still these tensors, in the same memory.
+
+        In-place edits of a state are not seen: :meth:`RuleOptimizer.refresh` says that there was one.
+        """
+        groups = opt.param_groups
+        return (
+            len(groups) == len(self.params)
+            and all(_same(group["params"], known) for group, known in zip(groups, self.params, strict=True))
+            and _choices(groups, rules) == self._choices
+            and _same(list(_state_values(opt)), self._state_values)
+            and self._current_addresses() == self._addresses
+            and self._current_layouts() == self._layouts
+            and [not p.requires_grad for p in self._freezable] == self._frozen
+        )
+
+    def same_params(self, opt: "RuleOptimizer") -> bool:
+        """Tell whether the optimizer still has these parameters."""
+        now = [p for group in opt.param_groups for p in group["params"]]
+        return _same(now, list(chain.from_iterable(self.params)))
+
+    def lacks(self, *, in_backward: bool) -> bool:
+        """Tell whether a parameter without a view has a gradient, or may get one in this backward."""
+        return any(p.grad is not None or (in_backward and p.requires_grad) for p in self.others)
+
+    def find(self, p: Tensor) -> tuple[Backend, int] | None:
+        """Return the backend that moves a parameter, and the index of its view there."""
+        return self._found.get(id(p))
+
+    def _current_layouts(self) -> list[Any]:
+        params = [view.param for view in self.views]
+        return [list(map(of, params)) for of in (Tensor.size, Tensor.stride, attrgetter("dtype"))]
+
+    def _current_addresses(self) -> list[int]:
+        addresses = list(map(Tensor.data_ptr, self._addressed))
+        if self.has_dtensors:
+            addresses += [local_part(view.param).data_ptr() for view in self.views if is_dtensor(view.param)]
+        return addresses
+
+
+def moment_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of a parameter's moments: float32 for half precision, else the parameter's.
+
+    >>> moment_dtype(torch.bfloat16), moment_dtype(torch.float64)
+    (torch.float32, torch.float64)
+    """
+    return _WIDER.get(dtype, dtype)
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which a device works out the few numbers that all coordinates share.
+
+    >>> scalar_dtype(torch.device("cpu"))
+    torch.float64
+    """
+    return torch.float32 if device.type == "mps" else torch.float64
+
+
+def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, place: int) -> ParamView:
+    rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
+    return ParamView(
+        p,
+        local_part(p),
+        state["step"],
+        tuple(local_part(state[key]) for key in opt._state_tensors(group)),
+        local_part(state["compensation"]) if rounding == "kahan" else None,
+        index,
+        place,
+        rounding,
+        group.get("rounding_seed", 0),
+        group["capturable"],
+    )
+
+
+def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:
+    """Tell whether a parameter would count before its first gradient, but cannot get one."""
+    return rule.counts_from_start and not p.requires_grad and p.grad is None and state["step"].item() == 0
+
+
+def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
+    return [(*map(group.get, _CHOICES), rule.flags) for group, rule in zip(groups, rules, strict=True)]
+
+
+def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
+    return chain(opt.state, chain.from_iterable(map(dict.values, opt.state.values())))
+
+
+def _same(now: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Compare by identity; tensors cannot be compared otherwise."""
+    return len(now) == len(known) and all(map(is_, now, known))

@@ -1,0 +1,178 @@
+"""Step: begin, move, end. ``step()`` and ``step_in_backward()`` are both a Step."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.backends.loop import Loop
+from avagrad.optim.params import scalar_dtype
+from avagrad.optim.rules import Rule, Scalar
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from avagrad.optim.backends.choose import Backend
+    from avagrad.optim.optimizer import RuleOptimizer
+
+__all__ = ["Step"]
+
+
+class Step:
+    """One step of an optimizer.
+
+    - :meth:`begin` refuses what cannot be stepped, makes states, takes a snapshot of the parameters if the last one
+      no longer matches, and has gamma ready. Whatever the host has to read is read here.
+    - :meth:`move` has the backends move all parameters by their gradients; :meth:`move_one` moves one of them, inside
+      of backward. Autograd is told what was written.
+    - :meth:`end` hands the sums for the next gamma to the norm, which starts their all-reduce over ranks.
+
+    A step that a GradScaler skips moves nothing; ranks still meet in begin and end.
+    """
+
+    def __init__(self, opt: "RuleOptimizer", *, in_backward: bool = False) -> None:
+        self._opt, self._in_backward = opt, in_backward
+        self.grad_scale: Tensor | None = getattr(opt, "grad_scale", None)
+        self.found_inf: Tensor | None = getattr(opt, "found_inf", None)
+        self.rules: list[Rule] = []
+        self.totals: dict[torch.device, Tensor] = {}
+        self._work: list[tuple[Backend, Any, Sequence[Tensor | None]]] = []
+        self._is_empty = False  # nothing to do, here or on other ranks
+        self._rules_on: dict[tuple[int, torch.device], Rule] = {}
+        self._gammas: dict[torch.device, Scalar] = {}
+        self._stale: list[Backend] = []  # kernels whose parameters were moved by the loop
+        self._has_new_params = False
+
+    def __enter__(self) -> "Step":
+        self.begin()
+        return self
+
+    def __exit__(self, error: object, *_: object) -> None:
+        if error is None:
+            self.end()
+        else:
+            self._opt.refresh()  # what has moved has moved
+
+    # --- begin ---
+
+    def begin(self) -> None:
+        """Begin the step: afterwards nothing is refused, and nothing that the parameters share changes."""
+        opt = self._opt
+        self.rules = opt._rules()
+        if opt._is_asked_for_state():
+            opt._make_states(self.rules)
+            self._is_empty = True
+            return
+        if self._skips() and opt._sharding() is None:
+            self._is_empty = True
+            return
+        self.params = opt._current_params(self.rules, in_backward=self._in_backward)
+        if not self._in_backward:
+            self._collect_gradients()
+            self._is_empty = not self._work and self.params.sharding is None
+        if not self._is_empty and self.rules and self.rules[0].normalised:
+            self.totals = opt._norm.totals(self.params, self.rules)
+        if self._in_backward:
+            for backend in self.params.backends:
+                backend.begin_backward(self)
+
+    def _collect_gradients(self) -> None:
+        """Decide who moves what. Where a kernel cannot read a gradient, the loop moves its parameters."""
+        for backend in self.params.backends:
+            if self.params.has_dtensors:
+                grads = [view.gradient() for view in backend.views]
+            else:
+                grads = [view.param.grad for view in backend.views]
+            if all(g is None for g in grads):
+                continue
+            work = backend.prepare(grads)
+            if work is None or not backend.is_kernel:
+                self._opt._refuse_sparse(grads)
+            if work is None:
+                self._stale.append(backend)
+                backend, work = Loop(backend.views), grads
+            self._work.append((backend, work, grads))
+        if self._skips(read=not all(backend.is_kernel for backend, _, _ in self._work)):
+            self._work, self._stale = [], []
+
+    def _skips(self, *, read: bool = False) -> bool:
+        """Tell whether a GradScaler has found an infinity and leaves it to the optimizer to skip the step.
+
+        Kernels ask the device themselves; ``read`` says that somebody else steps, too.
+        """
+        if self.found_inf is None or not (read or self.found_inf.device.type == "cpu"):
+            return False
+        return self.found_inf.item() != 0
+
+    # --- what the backends ask for ---
+
+    def rule(self, group: int, device: torch.device) -> Rule:
+        """Return a group's rule, its tensors on a device."""
+        if (group, device) not in self._rules_on:
+            self._rules_on[group, device] = self.rules[group].on(device, scalar_dtype(device))
+        return self._rules_on[group, device]
+
+    def gamma(self, device: torch.device) -> Scalar:
+        """Return gamma on a device: a tensor, and no host read."""
+        if device not in self._gammas:
+            total = self.totals.get(device)
+            if total is None and self.totals:  # a device that has joined during this step
+                total = next(iter(self.totals.values())).to(device)
+            self._gammas[device] = 1.0 if total is None else self.rules[0].gamma(total)
+        return self._gammas[device]
+
+    # --- move ---
+
+    def move(self) -> None:
+        """Move all parameters that have a gradient."""
+        for backend, work, grads in self._work:
+            backend.move(work, self)
+            pairs = zip(backend.views, grads, strict=True)
+            _tell_autograd(
+                [view.param for view, g in pairs if g is not None and (backend.is_kernel or view.w is not view.param)]
+            )
+
+    def move_one(self, p: Tensor) -> None:
+        """Move a parameter by its gradient, inside of backward; do nothing if it is not one of the optimizer's."""
+        g = p.grad
+        assert g is not None
+        self._opt._refuse_sparse([g])
+        found = self.params.find(p)
+        if found is None:  # thawed or added since the step began
+            self.rules = self._opt._rules()
+            view = self._opt._join(p, self.rules)
+            if view is not None:
+                self._has_new_params = True
+                Loop([view]).move_one(0, g, self)
+            return
+        backend, i = found
+        if backend.move_one(i, g, self):
+            if backend.is_kernel:
+                _tell_autograd([p])
+        else:
+            Loop(backend.views).move_one(i, g, self)
+            self._stale.append(backend)
+
+    # --- end ---
+
+    def end(self) -> None:
+        """End the step: the next gamma is known now."""
+        if self._is_empty:
+            return
+        if self._in_backward:
+            for backend in self.params.backends:
+                backend.end_backward()
+        if not (self.rules and self.rules[0].normalised):
+            return
+        if self._has_new_params:
+            self.params = self._opt._current_params(self.rules)
+            self._stale = self.params.backends
+        for backend in self._stale:
+            backend.sums(self.rules)
+        self._opt._norm.accept(self.params, self.rules)
+
+
+def _tell_autograd(params: list[Tensor]) -> None:
+    """Tell autograd that parameters were written to in a way that it does not see."""
+    if params:
+        torch.autograd.graph.increment_version(params)
