@@ -65,7 +65,7 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path: Path) -> None:
     assert Path(file).is_relative_to(fresh)
     assert version == avagrad.__version__
     assert [float(x) for x in values] == pytest.approx([0.5] * 3)
-    for name in ("py.typed", "optim/fused/native.c", "report/page.html", "report/page.js"):
+    for name in ("py.typed", "optim/backends/native.c", "report/page.html", "report/page.js"):
         assert (site / "avagrad" / name).exists(), name
 
 
@@ -99,7 +99,7 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
     for path in (ROOT / "src" / "avagrad" / "optim").rglob("*.py"):
         for name in imports_of(path):
             top = name.partition(".")[0]
-            allowed = {"torch", "triton"} if path.parent.name == "fused" else {"torch"}
+            allowed = {"torch", "triton"} if path.parent.name == "backends" else {"torch"}
             assert top in sys.stdlib_module_names | allowed or name.startswith("avagrad.optim"), (path, name)
 
 
@@ -141,7 +141,7 @@ def test_packages_import_downwards_and_heavy_libraries_stay_where_they_belong() 
 
 def modules_with_public_names() -> list[str]:
     source = ROOT / "src"
-    paths = [path for path in source.rglob("*.py") if "__all__" in path.read_text() and "fused" not in path.parts]
+    paths = [path for path in source.rglob("*.py") if "__all__" in path.read_text()]
     return [".".join(path.relative_to(source).with_suffix("").parts).removesuffix(".__init__") for path in paths]
 
 

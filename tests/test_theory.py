@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from avagrad import theory
-from avagrad.optim import comparison_rules, rules
+from avagrad.lab import torch_rules
+from avagrad.optim import rules
 from avagrad.theory import (
     Constants,
     Problem,
@@ -98,7 +99,7 @@ def test_the_drift_is_the_mean_step_of_adams_rule(problem: Problem, seed: int, b
     mean = torch.zeros_like(w)
     for rare, chance in ((True, problem.p), (False, 1 - problem.p)):
         g = problem.sample_gradient(w, torch.tensor(rare))
-        after = comparison_rules.adam_step(w, g, w, v, None, LONG_AGO, lr=1.0, beta1=0.0, beta2=beta2, eps=eps)[0]
+        after = torch_rules.adam_step(w, g, w, v, None, LONG_AGO, lr=1.0, beta1=0.0, beta2=beta2, eps=eps)[0]
         mean += chance * (after - w)
     torch.testing.assert_close(adam_drift(problem, w, v, beta2=beta2, eps=eps), mean, rtol=1e-10, atol=1e-12)
 
@@ -186,7 +187,7 @@ def run_adam(problem: Problem, *, lr: float, beta2: float, eps: float, steps: in
         total += adam_drift(problem, w, v, beta2=beta2, eps=eps).mean().item()
         moments += v.mean().item()
         g = problem.sample_gradient(w, torch.rand(replicas, generator=rng) < problem.p)
-        w, m, v, _ = comparison_rules.adam_step(w, g, m, v, None, LONG_AGO, lr=lr, beta1=0.0, beta2=beta2, eps=eps)
+        w, m, v, _ = torch_rules.adam_step(w, g, m, v, None, LONG_AGO, lr=lr, beta1=0.0, beta2=beta2, eps=eps)
         w = w.clamp(0, 1)
         low, high = torch.minimum(low, w), torch.maximum(high, w)
     clamped = bool((low == 0).any() or (high == 1).any())

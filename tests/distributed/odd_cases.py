@@ -69,6 +69,19 @@ def gammas_where_one_rank_is_asked(asks: bool) -> list[float]:
     return gammas
 
 
+def warm_up_from_zero(path: str, spread: bool) -> Found:
+    """Train with an lr that a schedule starts at 0."""
+    plain = [nn.Parameter(x) for x in values(0)]
+    params: list[Any] = plain
+    if spread:
+        here = mesh(dist.get_world_size())
+        params = [nn.Parameter(distribute_tensor(p.detach(), here, [Shard(0)])) for p in plain]
+    opt = AvaGrad(params, lr=0.3, eps=1e-3, **PATHS[path])
+    scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, t / 3))
+    opt.register_step_post_hook(lambda *_: scheduler.step())
+    return trained(opt, params)
+
+
 def first_steps_with_lr_zero() -> tuple[Tensor, list[float]]:
     """Warm up from an lr of 0, where one rank has its first gradient later than the other."""
     rank = dist.get_rank()

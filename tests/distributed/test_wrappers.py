@@ -17,6 +17,7 @@ from odd_cases import (
     gammas_where_one_rank_is_asked,
     refusals,
     trained_after_a_swap,
+    warm_up_from_zero,
 )
 from problems import DELAYED
 from ranks import Ranks, RanksFailedError
@@ -165,6 +166,15 @@ def test_parameters_that_are_put_into_the_groups_later_are_seen(ranks: Pools, pa
 def test_a_rank_that_is_asked_for_its_state_alone_does_not_step_alone(ranks: Pools) -> None:
     (never, _), (asked, other) = (ranks(2).run(gammas_where_one_rank_is_asked, asks) for asks in (False, True))
     assert asked == other == never
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.filterwarnings("ignore:Detected call of `lr_scheduler.step")
+def test_a_warm_up_from_zero_is_the_same_training_however_it_is_sharded(ranks: Pools, path: str) -> None:
+    want, gammas = warm_up_from_zero(path, False)
+    for got, found in ranks(2).run(warm_up_from_zero, path, True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+        assert found == pytest.approx(gammas, rel=1e-10)
 
 
 def test_steps_with_lr_zero_count_on_all_ranks_alike(ranks: Pools) -> None:

@@ -555,7 +555,7 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
         ),
         ({"optimizer_options": {"norm": 2.5}}, "norm is 2.5, but must be a whole number"),
         ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but is a setting of its own"),
-        ({"optimizer_options": {"differentiable": True}}, "the trainer decides on it"),
+        ({"optimizer_options": {"capturable": True}}, "the trainer decides on it"),
         ({"optimizer": "adam", "eps": math.inf}, "eps is inf, but must be a finite number of at least 0"),
         ({"lr": 10**400}, "but must be a finite number of at least 0"),
         ({"milestones": 5}, "milestones is 5, but must be epochs in rising order"),

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from avagrad.lab import torch_rules
 from avagrad.optim import comparison_rules, rules
 
 STEPS = 30
@@ -36,7 +37,7 @@ def run_torch(make: Callable[[list[Tensor]], torch.optim.Optimizer], w: Tensor) 
 
 def adam(v_max_given: bool) -> Callable[..., tuple[Tensor, ...]]:
     def step(w: Tensor, g: Tensor, m: Tensor, v: Tensor, v_max: Tensor, t: int, **hyper: Any) -> tuple[Tensor, ...]:
-        return comparison_rules.adam_step(w, g, m, v, v_max if v_max_given else None, t, **hyper)
+        return torch_rules.adam_step(w, g, m, v, v_max if v_max_given else None, t, **hyper)
 
     return step
 
@@ -61,7 +62,7 @@ def test_adam_adamw_and_amsgrad_are_torchs(decoupled: bool, amsgrad: bool, maxim
 def test_sgd_is_torchs(momentum: float, nesterov: bool, maximize: bool) -> None:
     w = torch.randn(5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
     hyper: dict[str, Any] = {"lr": 0.1, "momentum": momentum, "nesterov": nesterov, "weight_decay": 0.01}
-    ours = run_rule(comparison_rules.sgd_step, w, 1, maximize=maximize, **hyper)
+    ours = run_rule(torch_rules.sgd_step, w, 1, maximize=maximize, **hyper)
     theirs = run_torch(lambda p: torch.optim.SGD(p, maximize=maximize, **hyper), w)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-13)
 
@@ -96,9 +97,7 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
     if name == "sgd":
 
         def sgd(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
-            w, buffer = comparison_rules.sgd_step(
-                w, g, state[0], t, lr=lr, momentum=0.9, nesterov=True, weight_decay=0.1
-            )
+            w, buffer = torch_rules.sgd_step(w, g, state[0], t, lr=lr, momentum=0.9, nesterov=True, weight_decay=0.1)
             return w, [buffer]
 
         return sgd, zeros(1)
@@ -107,7 +106,7 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
         def adam(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
             m, v, v_max = state
             hyper: Any = {"lr": lr, "eps": eps, "weight_decay": 0.1, "decoupled": name == "adamw", **betas}
-            w, *state = comparison_rules.adam_step(w, g, m, v, v_max if name == "amsgrad" else None, t, **hyper)
+            w, *state = torch_rules.adam_step(w, g, m, v, v_max if name == "amsgrad" else None, t, **hyper)
             return w, state
 
         return adam, zeros(3)

@@ -142,7 +142,7 @@ def configure(
     for name in optimizer_options or {}:
         if name in ("lr", "eps", "weight_decay"):
             raise ValueError(f"{name} is given as an option of the optimizer, but is a setting of its own.")
-        if name in ("capturable", "differentiable"):
+        if name == "capturable":
             raise ValueError(f"{name} is given as an option of the optimizer, but the trainer decides on it.")
     hyper = dict(record.defaults)
     hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}

@@ -19,43 +19,20 @@ __all__ = ["AdaBound"]
 @dataclass(frozen=True)
 class _AdaBoundRule(Rule):
     lr: Scalar
-    base_lr: float
-    betas: tuple[float, float]
-    eps: float
-    final_lr: float
-    speed: float  # the argument gamma
-    weight_decay: float
-    maximize: bool
+    others: dict[str, Any]  # the other keyword arguments of adabound_step
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "_AdaBoundRule":
         """Return the rule that a parameter group sets."""
-        keys = ("lr", "base_lr", "betas", "eps", "final_lr", "gamma", "weight_decay", "maximize")
-        return cls(*(group[key] for key in keys))
+        same = {key: group[key] for key in ("base_lr", "eps", "final_lr", "gamma", "weight_decay", "maximize")}
+        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same})
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
     ) -> tuple[Tensor, ...]:
         """Return the new ``w, m, v`` and, with amsbound, ``v_max``."""
-        m, v, *rest = state
-        moved = adabound_step(
-            w,
-            g,
-            m,
-            v,
-            rest[0] if rest else None,
-            step + 1,
-            lr=self.lr,
-            base_lr=self.base_lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.eps,
-            final_lr=self.final_lr,
-            gamma=self.speed,
-            weight_decay=self.weight_decay,
-            maximize=self.maximize,
-        )
-        return moved[: 1 + len(state)]
+        v_max = state[2] if len(state) == 3 else None
+        return adabound_step(w, g, state[0], state[1], v_max, step + 1, lr=self.lr, **self.others)[: 1 + len(state)]
 
 
 class AdaBound(RuleOptimizer):

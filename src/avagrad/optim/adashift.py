@@ -21,37 +21,20 @@ __all__ = ["AdaShift"]
 @dataclass(frozen=True)
 class _AdaShiftRule(Rule):
     lr: Scalar
-    betas: tuple[float, float]
-    eps: float
-    reduce: str | None
-    weight_decay: float
-    maximize: bool
+    others: dict[str, Any]  # the other keyword arguments of adashift_step
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "_AdaShiftRule":
         """Return the rule that a parameter group sets."""
-        return cls(*(group[key] for key in ("lr", "betas", "eps", "reduce", "weight_decay", "maximize")))
+        same = {key: group[key] for key in ("eps", "reduce", "weight_decay", "maximize")}
+        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same})
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
     ) -> tuple[Tensor, ...]:
         """Return the new ``w, v`` and the gradients that are kept."""
-        v, *kept = state
-        w, kept, v = adashift_step(
-            w,
-            g,
-            kept,
-            v,
-            step + 1,
-            lr=self.lr,
-            beta1=self.betas[0],
-            beta2=self.betas[1],
-            eps=self.eps,
-            reduce=self.reduce,
-            largest=partial(global_max, p) if is_dtensor(p) else None,
-            weight_decay=self.weight_decay,
-            maximize=self.maximize,
-        )
+        largest = partial(global_max, p) if is_dtensor(p) else None
+        w, kept, v = adashift_step(w, g, state[1:], state[0], step + 1, lr=self.lr, largest=largest, **self.others)
         return w, v, *kept
 
 

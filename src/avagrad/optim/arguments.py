@@ -1,5 +1,6 @@
 """What an optimizer accepts, and the sentences it answers with when it is given something else."""
 
+import difflib
 import functools
 import inspect
 import numbers
@@ -179,7 +180,7 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
         if bare == other or _swapped(bare, other) or bare in (other[:-1], other + "s", other + other[-1]):
             return candidate
         # In a short word another letter easily makes another word, that may be the user's own.
-        if len(other) >= 6 and _slips_between(bare, other) <= (1 if len(other) < 10 else 2):
+        if len(other) >= 6 and difflib.SequenceMatcher(None, bare, other).ratio() > 0.85:
             return candidate
     return None
 
@@ -187,14 +188,3 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
 def _swapped(a: str, b: str) -> bool:
     """Tell whether two neighbouring letters have changed places."""
     return any(a == b[:i] + b[i + 1] + b[i] + b[i + 2 :] for i in range(len(b) - 1))
-
-
-def _slips_between(a: str, b: str) -> int:
-    """Count the letters that are added, dropped or replaced from a to b."""
-    last = list(range(len(b) + 1))
-    for i, x in enumerate(a, 1):
-        row = [i]
-        for j, y in enumerate(b, 1):
-            row.append(min(last[j] + 1, row[j - 1] + 1, last[j - 1] + (x != y)))
-        last = row
-    return last[-1]

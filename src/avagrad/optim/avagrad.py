@@ -30,7 +30,7 @@ class _Delayed(RuleOptimizer):
     _rule_class = Delayed
     _allowed: ClassVar[Allowed] = {
         **ALLOWED,
-        "norm": ("1 or 2", lambda x: is_finite(x) and x in (1, 2)),
+        "norm": ("1 or 2", lambda x: x is None or (is_finite(x) and x in (1, 2))),
         "bias_correction": BOOL,
         "active_only": BOOL,
     }
@@ -189,30 +189,8 @@ class DelayedAdam(_Delayed):
     lr / eps, and its first gradient moves it that far: with embeddings, sparse inputs or dead units use
     ``active_only=True``, or a larger eps.
 
-    Args:
-        params: parameters or named parameters to optimize, or dicts that define parameter groups.
-        lr: the learning rate alpha; a number or a tensor of one element.
-        betas: the decay of the two moments.
-        eps: added to the root of the second moment; from 1e-15 to 1e15.
-        weight_decay: added to the gradient, times the parameter (L2).
-        bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
-            fills its moments, because there is no earlier one to take rates from. False is the paper's
-            box to the letter, with a first step of lr / eps.
-        active_only: coordinates that have never had a gradient other than 0 do not move. Beyond the paper.
-        maximize: go up instead of down.
-        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
-            ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
-            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
-            two keep such parameters learning when updates become small.
-        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
-            element alone.
-        foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
-            some hundred megabytes, whatever the size of the model.
-        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
-            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
-            float16 and, on a CPU, float64.
-        process_group: taken as :class:`AvaGrad` does, and not needed: there is no norm.
+    Args are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
+    ``process_group`` is not needed. With ``bias_correction=False`` the first step is one of lr / eps.
 
     >>> import torch
     >>> from avagrad import DelayedAdam
@@ -250,11 +228,13 @@ class DelayedAdam(_Delayed):
         fused: bool | None = None,
         process_group: Any = None,
     ) -> None:
-        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
-        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
-        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
-        super().__init__(params, numbers | forms | half | paths, process_group)
+        defaults: Group = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
+            "bias_correction": bias_correction, "active_only": active_only, "maximize": maximize,
+            "rounding": rounding, "rounding_seed": rounding_seed,
+            "foreach": foreach, "capturable": capturable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(params, defaults, process_group)
 
 
 class AvaGrad(_Delayed):
@@ -335,11 +315,13 @@ class AvaGrad(_Delayed):
         fused: bool | None = None,
         process_group: Any = None,
     ) -> None:
-        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm}
-        forms: Group = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
-        half: Group = {"rounding": rounding, "rounding_seed": rounding_seed}
-        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
-        super().__init__(params, numbers | forms | half | paths, process_group)
+        defaults: Group = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm,
+            "bias_correction": bias_correction, "active_only": active_only, "maximize": maximize,
+            "rounding": rounding, "rounding_seed": rounding_seed,
+            "foreach": foreach, "capturable": capturable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(params, defaults, process_group)
 
 
 class AvaGradW(AvaGrad):

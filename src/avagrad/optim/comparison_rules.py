@@ -1,4 +1,4 @@
-"""The rules of the methods that the paper compares with, as pure functions; see :mod:`avagrad.optim.rules`."""
+"""The rules of AdaBound and AdaShift, as pure functions; see :mod:`avagrad.optim.rules`."""
 
 from collections.abc import Callable, Sequence
 
@@ -7,67 +7,7 @@ from torch import Tensor
 
 from avagrad.optim.rules import Scalar, bias_correction_of, indicator, is_on, sqrt, where
 
-__all__ = ["adabound_step", "adam_step", "adashift_step", "sgd_step"]
-
-
-def sgd_step(
-    w: Tensor,
-    g: Tensor,
-    buffer: Tensor,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    momentum: Scalar = 0.0,
-    nesterov: bool = False,
-    weight_decay: Scalar = 0.0,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor]:
-    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``.
-
-    >>> one = torch.ones(1)
-    >>> sgd_step(one, one, one, 2, lr=0.1, momentum=0.9)
-    (tensor([0.8100]), tensor([1.9000]))
-    """
-    g = _l2(w, g, weight_decay, maximize)
-    buffer = where(t > 1, momentum * buffer, torch.zeros_like(buffer)) + g
-    return w - lr * (g + momentum * buffer if nesterov else buffer), buffer
-
-
-def adam_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    v_max: Tensor | None,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    weight_decay: Scalar = 0.0,
-    decoupled: bool = False,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
-
-    Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
-
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([0.9000])
-    """
-    if decoupled:
-        g = -g if maximize else g
-        w = w * (1 - lr * weight_decay)
-    else:
-        g = _l2(w, g, weight_decay, maximize)
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
-    v_max = v if v_max is None else torch.maximum(v_max, v)
-    v_hat = v_max / bias_correction_of(beta2, t)
-    w = w - lr * (m / bias_correction_of(beta1, t)) / (sqrt(v_hat) + eps)
-    return w, m, v, v_max
+__all__ = ["adabound_step", "adashift_step"]
 
 
 def adabound_step(
@@ -88,7 +28,7 @@ def adabound_step(
     weight_decay: Scalar = 0.0,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max``, as adam_step.
+    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max`` (else ``v``).
 
     Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
     scaled by ``lr / base_lr`` so that a schedule moves them along.
@@ -98,7 +38,7 @@ def adabound_step(
     >>> adabound_step(one, one / 9, zero, zero, None, 1, **hyper)[0]  # Adam's rate, 0.9, is clamped to 0.2
     tensor([0.9778])
     """
-    g = _l2(w, g, weight_decay, maximize)
+    g = with_l2(w, g, weight_decay, maximize)
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
     v_max = v if v_max is None else torch.maximum(v_max, v)
@@ -139,7 +79,7 @@ def adashift_step(
     tensor([0.9750, 0.9750])
     """
     n = len(kept)
-    g = _l2(w, g, weight_decay, maximize)
+    g = with_l2(w, g, weight_decay, maximize)
     slot = (t - 1) % n
     oldest = kept[0]
     for i in range(1, n):
@@ -161,7 +101,8 @@ def _largest(x: Tensor) -> Tensor:
     return x.amax() if x.numel() else x.sum()
 
 
-def _l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
+def with_l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
+    """Return the gradient to go down by, weight decay added."""
     g = -g if maximize else g
     return g + weight_decay * w if is_on(weight_decay) else g
 

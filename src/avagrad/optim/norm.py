@@ -80,23 +80,12 @@ class Norm:
 
     def _add_up(self, params: Params, sums: Sequence[dict[torch.device, Tensor]]) -> None:
         """Add up the sums of all blocks."""
-        parts: dict[torch.device, list[Tensor]] = {}
-        for each in sums:
-            for device, rows in each.items():
-                parts.setdefault(device, []).append(rows)
         devices = params.devices or [torch.device("cpu")]
-        if len(devices) == 1 and len(parts) == 1:
-            (device,) = parts
-            rows = parts[device][0] if len(parts[device]) == 1 else torch.cat(parts[device])
-            if device.type == "cpu":
-                self._total(device).copy_(_last_sum(rows))
-            else:
-                torch.sum(rows, 0, out=self._total(device))
+        if len(devices) == len(sums) == 1 and devices[0].type != "cpu":
+            torch.sum(sums[0][devices[0]], 0, out=self._total(devices[0]))
             return
-        home = devices[0]
-        each_total = [_last_sum(torch.cat(rows)).to(home) for rows in parts.values()]
-        total = torch.stack(each_total).sum(0) if each_total else self._total(home).zero_()
-        self._store(devices, total)
+        totals = [_one_by_one(rows).to(devices[0]) for each in sums for rows in each.values()]
+        self._store(devices, sum(totals, torch.zeros(2, dtype=scalar_dtype(devices[0]), device=devices[0])))
 
     def _store(self, devices: Sequence[torch.device], total: Tensor) -> None:
         for device in devices:
@@ -169,6 +158,6 @@ def _rows_of(backend: Any, sharding: Sharding) -> dict[torch.device, Tensor]:
     return found
 
 
-def _last_sum(rows: Tensor) -> Tensor:
+def _one_by_one(rows: Tensor) -> Tensor:
     """Return the sum of the rows, added one after the other: rows of 0 then change no bit."""
     return rows.cumsum(0)[-1] if len(rows) else rows.sum(0)

@@ -1,6 +1,8 @@
 """What all our optimizers share as torch optimizers: arguments, groups, states, ``step()``."""
 
+import itertools
 import sys
+import traceback
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, overload
@@ -56,8 +58,8 @@ class RuleOptimizer(Optimizer):
 
     def _foreign_reason(self, group: Group) -> str | None:
         """Say why a saved group is another optimizer's; None if it is ours."""
-        missing = [key for key in self._own_keys if key not in group]
-        return f"its groups have no {', '.join(missing)}" if missing else None
+        missing = ", ".join(key for key in self._own_keys if key not in group)
+        return f"its groups have no {missing}" if missing else None
 
     def _check(self, group: Group) -> None:
         """Refuse values that one group may not have; keys that are not ours are the user's."""
@@ -132,19 +134,17 @@ class RuleOptimizer(Optimizer):
 
         With ``expanded`` it takes no memory, and can only be read.
         """
-        dtype = moment_dtype(p.dtype)
-        # On the host unless something that it meets there would have to be waited for.
-        on_device = group["capturable"] or (isinstance(group["lr"], Tensor) and group["lr"].device.type != "cpu")
-        if on_device:
-            state = {"step": torch.zeros((), dtype=torch.float32, device=p.device)}
-        else:  # from a value, so that fake tensors know it: tools that run steps on them read it
-            state = {"step": torch.tensor(0.0, dtype=torch.float32, device="cpu")}
+        dtype, lr = moment_dtype(p.dtype), group["lr"]
+        # On the host unless something that it meets there would have to be waited for; from a value, so that fake
+        # tensors know it: tools that run steps on them read it.
+        on_device = group["capturable"] or (isinstance(lr, Tensor) and lr.device.type != "cpu")
+        zero = torch.zeros((), dtype=dtype, device=p.device)
+        state = {"step": zero.float() if on_device else torch.tensor(0.0, dtype=torch.float32, device="cpu")}
         for name, has_shape_of_p in self._state_tensors(group).items():
             if has_shape_of_p and not expanded:
                 state[name] = torch.zeros_like(p, dtype=dtype, memory_format=torch.preserve_format)
             else:
-                zero = torch.zeros((), dtype=dtype, device=p.device)
-                state[name] = zero.expand(local_part(p).shape) if has_shape_of_p else zero
+                state[name] = zero.expand(local_part(p).shape) if has_shape_of_p else zero.clone()
         return state
 
     def _make_states(self, rules: Sequence[Rule], *, in_backward: bool = False) -> None:
@@ -192,13 +192,11 @@ class RuleOptimizer(Optimizer):
         params = self._params
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
-        owner = type(self).__name__
         for group in self.param_groups:
-            chosen = {key: group[key] for key in self._choices if key in group}
-            check_values(owner, chosen, self._allowed)
+            check_values(type(self).__name__, {key: group.get(key) for key in self._choices}, self._allowed)
         self._check_together(self.param_groups)
         every = [p for group in self.param_groups for p in group["params"]]
-        _refuse_duplicates(owner, every)
+        _refuse_duplicates(type(self).__name__, every)
         self._refuse_sparse([p.grad for p in every])
         if params is None or not params.same_params(self):
             self._norm.invalidate()
@@ -289,18 +287,13 @@ class RuleOptimizer(Optimizer):
     def _is_asked_for_state(self) -> bool:
         """Tell whether a step is torch.distributed.checkpoint's way to ask for a state.
 
-        It calls ``step()`` with zero gradients and an lr of 0 where there is no state. It gets zeros with ``step`` 0,
-        and nothing else is done: no collective either, since it asks on those ranks alone that have no state. A step of
-        a warm-up that starts at 0 looks the same, so the caller has to tell.
+        It calls ``step()`` with zero gradients and an lr of 0, on those ranks that have no state. It gets zeros with
+        ``step`` 0, and nothing else is done. A warm-up that starts at 0 begins in the same way, so the caller tells.
         """
         if any(self.state.values()) or not all(_is_zero(group["lr"]) for group in self.param_groups):
             return False
-        frame: Any = sys._getframe(1)
-        for _ in range(40):
-            if frame is None or frame.f_code.co_name == "_init_optim_state":
-                break
-            frame = frame.f_back
-        return frame is not None and frame.f_code.co_name == "_init_optim_state"
+        callers = traceback.walk_stack(sys._getframe(1))
+        return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in itertools.islice(callers, 40))
 
     def _refuse_sparse(self, grads: Sequence[Tensor | None]) -> None:
         for g in grads:
@@ -312,9 +305,8 @@ class RuleOptimizer(Optimizer):
                 )
 
     def _refuse_capture_of_host_scalars(self) -> None:
-        if not torch.cuda.is_available() or not torch.cuda.is_current_stream_capturing():
-            return
-        if not all(group["capturable"] for group in self.param_groups):
+        capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
+        if capturing and not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError(
                 f"{type(self).__name__}: capturable is False, but step() is being captured in a CUDA graph, which "
                 "would freeze lr and step: construct the optimizer with capturable=True."

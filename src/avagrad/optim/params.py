@@ -2,13 +2,15 @@
 
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from operator import attrgetter, is_
+from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends.choose import Backend, backends_for
+from avagrad.optim.backends.base import Backend
+from avagrad.optim.backends.choose import backends_for
+from avagrad.optim.backends.fused import layouts
 from avagrad.optim.rounding import is_half
 from avagrad.optim.rules import Rule, Scalar
 from avagrad.optim.sharding import Sharding, is_dtensor, local_part
@@ -16,7 +18,7 @@ from avagrad.optim.sharding import Sharding, is_dtensor, local_part
 if TYPE_CHECKING:
     from avagrad.optim.optimizer import RuleOptimizer
 
-__all__ = ["Group", "ParamView", "Params", "moment_dtype", "scalar_dtype"]
+__all__ = ["ParamView", "Params"]
 
 Group = dict[str, Any]
 
@@ -86,7 +88,8 @@ class Params:
         # What matches() compares with.
         self._choices = _choices(groups, rules)
         self._state_values = list(_state_values(opt))
-        self._layouts = self._current_layouts()
+        self._moving = [view.param for view in self.views]
+        self._layouts = layouts(self._moving)
         tensors = chain.from_iterable((view.param, view.step, *view.state, view.compensation) for view in self.views)
         self._addressed = [x for x in tensors if x is not None and type(x) in _PLAIN]
         self._addresses = self._current_addresses()
@@ -105,7 +108,7 @@ class Params:
             and _choices(groups, rules) == self._choices
             and _same(list(_state_values(opt)), self._state_values)
             and self._current_addresses() == self._addresses
-            and self._current_layouts() == self._layouts
+            and layouts(self._moving) == self._layouts
             and [not p.requires_grad for p in self._freezable] == self._frozen
         )
 
@@ -122,10 +125,6 @@ class Params:
         """Return the backend that moves a parameter, and the index of its view there."""
         return self._found.get(id(p))
 
-    def _current_layouts(self) -> list[Any]:
-        params = [view.param for view in self.views]
-        return [list(map(of, params)) for of in (Tensor.size, Tensor.stride, attrgetter("dtype"))]
-
     def _current_addresses(self) -> list[int]:
         addresses = list(map(Tensor.data_ptr, self._addressed))
         if self.has_dtensors:
@@ -134,20 +133,12 @@ class Params:
 
 
 def moment_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a parameter's moments: float32 for half precision, else the parameter's.
-
-    >>> moment_dtype(torch.bfloat16), moment_dtype(torch.float64)
-    (torch.float32, torch.float64)
-    """
+    """Return the dtype of a parameter's moments: float32 for half precision, else the parameter's."""
     return _WIDER.get(dtype, dtype)
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which a device works out the few numbers that all coordinates share.
-
-    >>> scalar_dtype(torch.device("cpu"))
-    torch.float64
-    """
+    """Return the dtype in which a device works out the few numbers that all coordinates share."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 

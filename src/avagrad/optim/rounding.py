@@ -20,11 +20,7 @@ _LOW = 0xFFFFFFFF
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Tell whether parameters of this dtype (or pairs of it) are rounded.
-
-    >>> is_half(torch.bfloat16), is_half(torch.float32)
-    (True, False)
-    """
+    """Tell whether parameters of this dtype (or pairs of it) are rounded."""
     return dtype in (torch.bfloat16, torch.float16)
 
 

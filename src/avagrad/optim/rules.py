@@ -36,8 +36,6 @@ from torch import Tensor
 
 __all__ = [
     "Delayed",
-    "Flags",
-    "Rule",
     "Scalar",
     "bias_correction_of",
     "delayed_step",
@@ -177,30 +175,15 @@ class Flags(NamedTuple):
 class Rule:
     """An update rule with the hyper-parameters of one parameter group. Immutable; made for each step."""
 
+    flags: Any = ()  # the choices in the rule; where they change, tables and kernels are others
+    normalised: bool = False  # whether the step is scaled by a gamma that comes from all parameters
+    norm_key: Any = ()  # what the sum of the rates depends on, beside the state
+    counts_from_start: bool = False  # whether a parameter counts in the norm before its first gradient
+
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Rule":
         """Return the rule that a parameter group sets."""
         raise NotImplementedError
-
-    @property
-    def flags(self) -> Any:
-        """The choices in the rule; where they change, tables and kernels are others."""
-        return ()
-
-    @property
-    def normalised(self) -> bool:
-        """Whether the step is scaled by a gamma that comes from all parameters."""
-        return False
-
-    @property
-    def norm_key(self) -> tuple[Any, ...]:
-        """What the sum of the rates depends on, beside the state."""
-        return ()
-
-    @property
-    def counts_from_start(self) -> bool:
-        """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
-        return False
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number."""
@@ -249,18 +232,9 @@ class Delayed(Rule):
     def of(cls, group: Mapping[str, Any]) -> "Delayed":
         """Return the rule that a parameter group sets."""
         beta1, beta2 = group["betas"]
-        return cls(
-            lr=group["lr"],
-            beta1=beta1,
-            beta2=beta2,
-            eps=group["eps"],
-            weight_decay=group["weight_decay"],
-            norm=group.get("norm", 0),
-            decoupled=group["decoupled_weight_decay"],
-            bias_correction=group["bias_correction"],
-            active_only=group["active_only"],
-            maximize=group["maximize"],
-        )
+        norm, decoupled = group.get("norm", 0), group["decoupled_weight_decay"]
+        same = {key: group[key] for key in ("lr", "eps", "weight_decay", "bias_correction", "active_only", "maximize")}
+        return cls(beta1=beta1, beta2=beta2, norm=norm, decoupled=decoupled, **same)
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:
@@ -270,12 +244,11 @@ class Delayed(Rule):
     @property
     def flags(self) -> Flags:
         """The choices that a kernel is compiled for."""
-        return Flags(
-            self.norm, self.decoupled, self.weight_decay != 0, self.bias_correction, self.active_only, self.maximize
-        )
+        decays = self.weight_decay != 0
+        return Flags(self.norm, self.decoupled, decays, self.bias_correction, self.active_only, self.maximize)
 
     @property
-    def normalised(self) -> bool:
+    def normalised(self) -> bool:  # type: ignore[override]
         """Whether gamma comes from the norm; else it is 1."""
         return self.norm != 0
 
@@ -285,31 +258,21 @@ class Delayed(Rule):
         return self.beta2, self.eps, self.norm, self.bias_correction, self.active_only
 
     @property
-    def counts_from_start(self) -> bool:
+    def counts_from_start(self) -> bool:  # type: ignore[override]
         """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
         return not self.bias_correction and not self.active_only
 
+    @property
+    def _forms(self) -> dict[str, bool]:
+        return {"bias_correction": self.bias_correction, "active_only": self.active_only}
+
     def rates(self, v: Tensor, step: Scalar) -> Tensor:
         """Return the rates; see :func:`rates`."""
-        return rates(
-            v,
-            step,
-            beta2=self.beta2,
-            eps=self.eps,
-            bias_correction=self.bias_correction,
-            active_only=self.active_only,
-        )
+        return rates(v, step, beta2=self.beta2, eps=self.eps, **self._forms)
 
     def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
         """Return the sum of the powers of the rates and how many count; see :func:`power_sum`."""
-        return power_sum(
-            self.rates(v, step),
-            v,
-            step,
-            norm=self.norm,
-            bias_correction=self.bias_correction,
-            active_only=self.active_only,
-        )
+        return power_sum(self.rates(v, step), v, step, norm=self.norm, **self._forms)
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
@@ -320,23 +283,9 @@ class Delayed(Rule):
     ) -> tuple[Tensor, ...]:
         """Return the new ``w, m, v``; see :func:`delayed_step`."""
         m, v = state
-        return delayed_step(
-            w,
-            g,
-            m,
-            v,
-            step + 1,
-            self.rates(v, step),
-            gamma,
-            lr=self.lr,
-            beta1=self.beta1,
-            beta2=self.beta2,
-            weight_decay=self.weight_decay,
-            decoupled=self.decoupled,
-            bias_correction=self.bias_correction,
-            active_only=self.active_only,
-            maximize=self.maximize,
-        )
+        numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
+        forms = {"decoupled": self.decoupled, "maximize": self.maximize, **self._forms}
+        return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, **numbers, **forms)  # type: ignore[arg-type]
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------

@@ -12,18 +12,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["Sharding", "global_max", "is_dtensor", "local_part", "sharding_of"]
+__all__ = ["Sharding"]
 
 
 # --- the part that is here -------------------------------------------------------------------------------------------
 
 
 def is_dtensor(x: Tensor) -> bool:
-    """Tell whether a tensor is spread over a mesh of ranks.
-
-    >>> is_dtensor(torch.ones(2))
-    False
-    """
+    """Tell whether a tensor is spread over a mesh of ranks."""
     if type(x) is Tensor or type(x) is torch.nn.Parameter:
         return False
     module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there are none
@@ -35,9 +31,6 @@ def local_part(x: Tensor, like: Tensor | None = None) -> Tensor:
     """Return the part of a tensor that this rank holds: a plain tensor itself.
 
     With ``like``, of a tensor that is spread as that one is: a gradient may still have to be added up over ranks.
-
-    >>> local_part(torch.ones(2))
-    tensor([1., 1.])
     """
     if not is_dtensor(x):
         return x
@@ -124,20 +117,20 @@ def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sha
 
 def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group: Any) -> None:
     """Refuse parts of FullyShardedDataParallel's parameters where nothing says over which ranks they are spread."""
-    for p in params:
-        if getattr(p, "_is_flat_param", False):
-            raise ValueError(
-                f"{owner}: a parameter is a FlatParameter of FullyShardedDataParallel, which is padded with elements "
-                "that are nobody's: wrap the model with use_orig_params=True and pass the group that shards it, "
-                "process_group=..., or use fully_shard."
-            )
-        if process_group is None and getattr(p, "_fsdp_flattened", False):
-            raise ValueError(
-                f"{owner}: a parameter is a part of a FlatParameter of FullyShardedDataParallel, but process_group is "
-                "None: the norm runs over all parts, so pass the group over which they are spread, process_group=... "
-                "(torch.distributed.group.WORLD if no other was given), or use fully_shard."
-            )
-    if len({bool(getattr(p, "_fsdp_flattened", False)) for p in params}) > 1:
+    are_parts = {bool(getattr(p, "_fsdp_flattened", False)) for p in params}
+    if any(getattr(p, "_is_flat_param", False) for p in params):
+        raise ValueError(
+            f"{owner}: a parameter is a FlatParameter of FullyShardedDataParallel, which is padded with elements "
+            "that are nobody's: wrap the model with use_orig_params=True and pass the group that shards it, "
+            "process_group=..., or use fully_shard."
+        )
+    if process_group is None and True in are_parts:
+        raise ValueError(
+            f"{owner}: a parameter is a part of a FlatParameter of FullyShardedDataParallel, but process_group is "
+            "None: the norm runs over all parts, so pass the group over which they are spread, process_group=... "
+            "(torch.distributed.group.WORLD if no other was given), or use fully_shard."
+        )
+    if len(are_parts) > 1:
         raise ValueError(
             f"{owner}: some parameters are parts of FullyShardedDataParallel's, and others are whole on every rank "
             "(ignored_modules), but must be all parts or all whole: nothing says which a group would add up. Use "

@@ -12,7 +12,7 @@ from avagrad.optim.rules import Rule, Scalar
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from avagrad.optim.backends.choose import Backend
+    from avagrad.optim.backends.base import Backend
     from avagrad.optim.optimizer import RuleOptimizer
 
 __all__ = ["Step"]
@@ -127,10 +127,9 @@ class Step:
         """Move all parameters that have a gradient."""
         for backend, work, grads in self._work:
             backend.move(work, self)
-            pairs = zip(backend.views, grads, strict=True)
-            _tell_autograd(
-                [view.param for view, g in pairs if g is not None and (backend.is_kernel or view.w is not view.param)]
-            )
+            if backend.is_kernel or self.params.has_dtensors:
+                pairs = zip(backend.views, grads, strict=True)
+                torch.autograd.graph.increment_version([view.param for view, g in pairs if g is not None])
 
     def move_one(self, p: Tensor) -> None:
         """Move a parameter by its gradient, inside of backward; do nothing if it is not one of the optimizer's."""
@@ -148,7 +147,7 @@ class Step:
         backend, i = found
         if backend.move_one(i, g, self):
             if backend.is_kernel:
-                _tell_autograd([p])
+                torch.autograd.graph.increment_version(p)
         else:
             Loop(backend.views).move_one(i, g, self)
             self._stale.append(backend)
@@ -170,9 +169,3 @@ class Step:
         for backend in self._stale:
             backend.sums(self.rules)
         self._opt._norm.accept(self.params, self.rules)
-
-
-def _tell_autograd(params: list[Tensor]) -> None:
-    """Tell autograd that parameters were written to in a way that it does not see."""
-    if params:
-        torch.autograd.graph.increment_version(params)

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from avagrad.lab.names import look_up
-from avagrad.optim.comparison_rules import adam_step, sgd_step
+from avagrad.lab.torch_rules import adam_step, sgd_step
 from avagrad.optim.rules import Scalar, delayed_step, rates, scale
 from avagrad.theory import Problem, bound_from_sums
 

@@ -1,13 +1,13 @@
 """Which backend moves a parameter group: who can, or why not."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
-import torch
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from avagrad.optim.backends import fused
+from avagrad.optim.backends.base import Backend
 from avagrad.optim.backends.foreach import Foreach
 from avagrad.optim.backends.loop import Loop
 from avagrad.optim.rules import Rule
@@ -15,42 +15,8 @@ from avagrad.optim.rules import Rule
 if TYPE_CHECKING:
     from avagrad.optim.optimizer import RuleOptimizer
     from avagrad.optim.params import ParamView
-    from avagrad.optim.step import Step
 
-__all__ = ["Backend", "backends_for", "prefers_foreach", "wants_fused"]
-
-Sums = dict[torch.device, Tensor]
-
-
-class Backend(Protocol):
-    """What moves some parameters. Its tables belong to one snapshot, and it keeps nothing else between steps."""
-
-    views: Sequence["ParamView"]
-    is_kernel: bool  # skips by found_inf itself, keeps its sums between steps, and autograd does not see its writes
-
-    def prepare(self, grads: Sequence[Tensor | None]) -> Any:
-        """Return the gradients, one for each view, as :meth:`move` takes them; None if they cannot be read."""
-
-    def move(self, grads: Any, step: "Step") -> None:
-        """Move every parameter that has a gradient, and count it in its ``step``."""
-
-    def begin_backward(self, step: "Step") -> None:
-        """Begin a step in which :meth:`move_one` moves one parameter after the other."""
-
-    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
-        """Move the parameter of one view; False if its gradient cannot be read, and nothing is done."""
-
-    def end_backward(self) -> None:
-        """End such a step."""
-
-    def sums(self, rules: Sequence[Rule]) -> Sums:
-        """Return on each device the sums of eta^p and the counts, a row for each block, from the state as it is."""
-
-    def next_sums(self, rules: Sequence[Rule]) -> Sums:
-        """Return the same after a step whose sums were those of :meth:`sums` or :meth:`next_sums`."""
-
-    def views_of_rows(self) -> dict[torch.device, list[int]]:
-        """Return for each device and row of the sums the index of its view."""
+__all__ = ["backends_for", "prefers_foreach", "wants_fused"]
 
 
 def backends_for(

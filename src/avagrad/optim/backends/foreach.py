@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
     from avagrad.optim.step import Step
 
-__all__ = ["Foreach", "count_gradients", "in_batches"]
+__all__ = ["Foreach"]
 
 _T = TypeVar("_T")
 
@@ -76,17 +76,11 @@ class Foreach(Loop):
             found.setdefault(view.w.device, []).append(row)
         return {device: stacked(pairs, device) for device, pairs in found.items()}
 
-    next_sums = sums
-
 
 def in_batches(items: Iterable[_T], *, key: Callable[[_T], tuple[int, Tensor]]) -> Iterator[list[_T]]:
     """Yield the items in batches of one group, device and dtype and of about ``BLOCK`` coordinates.
 
     ``key`` returns the group of an item and its tensor.
-
-    >>> tensors = [torch.ones(3), torch.ones(2).double(), torch.ones(1)]
-    >>> [len(batch) for batch in in_batches(tensors, key=lambda x: (0, x))]
-    [2, 1]
     """
     kinds: dict[tuple[int, torch.device, torch.dtype], list[tuple[_T, int]]] = {}
     for item in items:
@@ -105,12 +99,7 @@ def in_batches(items: Iterable[_T], *, key: Callable[[_T], tuple[int, Tensor]]) 
 
 
 def count_gradients(steps: list[Tensor]) -> None:
-    """Add 1 to each step count.
-
-    >>> count_gradients([step := torch.tensor(1.0)])
-    >>> step
-    tensor(2.)
-    """
+    """Add 1 to each step count."""
     if steps and steps[0].device.type == "cpu":
         torch._foreach_add_(steps, torch.ones((), device="cpu"), alpha=1.0)  # wraps the 1 once, not for each
     elif steps:

@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.backends import native
+from avagrad.optim.backends.base import Backend
 from avagrad.optim.rules import Delayed, Flags, Rule
 
 if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
     from avagrad.optim.step import Step
 
-__all__ = ["Fused", "Launch", "fit", "lay_out", "same_layout", "unsupported_reason"]
+__all__ = ["Fused"]
 
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
@@ -39,11 +40,7 @@ SHARED = 16  # numbers that the coordinates of a tensor share in a step, worked 
 
 
 def unsupported_reason(params: Sequence[Tensor]) -> str | None:
-    """Say why these tensors cannot be stepped by fused code; None if they can.
-
-    >>> unsupported_reason([torch.ones(2, device="meta")])
-    'a parameter is on meta; it must be on a CUDA device or on the CPU'
-    """
+    """Say why these tensors cannot be stepped by fused code; None if they can."""
     for p in params:
         if p.device.type not in _DTYPES:
             return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"
@@ -65,13 +62,15 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
 
 def fit(views: Sequence["ParamView"]) -> bool:
     """Tell whether the states of these parameters lie in memory as the kernels read them."""
-    return all(
-        type(view.step) in _PLAIN
-        and view.step.device == view.w.device
-        and view.step.dtype == torch.float32
-        and all(_lies_as(x, view.w, view.w.dtype if x is view.compensation else None) for x in _moments(view))
-        for view in views
-    )
+    for view in views:
+        wide = torch.float32 if view.w.dtype in _HALF else view.w.dtype
+        expected = [(x, wide) for x in view.state] + [(x, view.w.dtype) for x in (view.compensation,) if x is not None]
+        if not all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected):
+            return False
+        tensors = [view.step, *(x for x, _ in expected)]
+        if not all(type(x) in _PLAIN and x.device == view.w.device for x in tensors):
+            return False
+    return True
 
 
 def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
@@ -83,28 +82,24 @@ def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype])
             state[name] = laid.copy_(state[name])
 
 
-def same_layout(x: Tensor, p: Tensor) -> bool:
-    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing.
+def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Return how tensors lie in memory, to be compared with what this returned before.
 
-    >>> same_layout(torch.ones(2, 3), torch.ones(3, 2).t())
-    False
-    >>> same_layout(torch.ones(1, 3), torch.ones(3, 1).t())
-    True
+    Lists of a property of all tensors are made and compared faster than tensors one by one, and strides are asked for
+    only where they say more than that a tensor is contiguous.
     """
+    flat = list(map(Tensor.is_contiguous, tensors))
+    strides = [] if all(flat) else [None if is_flat else x.stride() for x, is_flat in zip(tensors, flat, strict=True)]
+    return flat, strides, list(map(Tensor.numel, tensors)), list(map(attrgetter("dtype"), tensors))
+
+
+def same_layout(x: Tensor, p: Tensor) -> bool:
+    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing."""
     if x.shape != p.shape:
         return False
     return x.stride() == p.stride() or all(
         a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
     )
-
-
-def _moments(view: "ParamView") -> list[Tensor]:
-    return [*view.state] if view.compensation is None else [*view.state, view.compensation]
-
-
-def _lies_as(x: Tensor, w: Tensor, dtype: torch.dtype | None) -> bool:
-    dtype = dtype or (torch.float32 if w.dtype in _HALF else w.dtype)
-    return type(x) in _PLAIN and x.device == w.device and x.dtype == dtype and same_layout(x, w)
 
 
 def _on_triton(device: torch.device) -> bool:
@@ -174,20 +169,13 @@ class Launch:
         self.compiled: dict[Any, Any] = {}  # kernels of Triton's, by their constants
 
 
-class _Gradients(NamedTuple):
-    """The addresses of the gradients of all views, 0 for none, and what keeps copies alive."""
-
-    addresses: list[int]
-    copies: list[Tensor]
-
-
-class Fused:
+class Fused(Backend):
     """The fused backend for some parameters."""
 
     is_kernel = True
 
-    def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule]) -> None:
-        self.views = views
+    def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
+        super().__init__(views)
         size = sum(view.w.numel() for view in views)
         kinds: dict[_Kind, list[int]] = {}
         for i, view in enumerate(views):
@@ -212,26 +200,25 @@ class Fused:
             for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
-        self._layouts = _layouts([view.w for view in views])
+        self._layouts = layouts([view.w for view in views])
 
     # --- a step ---
 
-    def prepare(self, grads: Sequence[Tensor | None]) -> _Gradients | None:
-        """Return the address of each gradient; None if one cannot be read. One of another layout is copied."""
+    def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
+        """Return the addresses of the gradients, 0 for none, and copies of those that have another layout."""
         if type(torch.empty(0, device="cpu")) is not Tensor:
             return None  # a fake mode: tables that are sent now would have no memory
         present = [g for g in grads if g is not None]
         known = self._layouts
         if len(present) != len(grads):
-            known = [[x for x, g in zip(column, grads, strict=True) if g is not None] for column in known]
-        # Lists of a property of all tensors are compared faster than tensors one by one.
-        if set(map(type, present)) <= {*_PLAIN} and _layouts(present) == known and not any(map(Tensor.is_neg, present)):
+            known = layouts([view.w for view, g in zip(self.views, grads, strict=True) if g is not None])
+        if set(map(type, present)) <= {*_PLAIN} and layouts(present) == known and not any(map(Tensor.is_neg, present)):
             addresses = list(map(Tensor.data_ptr, present))
             if all(addresses):
                 if len(present) != len(grads):
                     found = iter(addresses)
                     addresses = [0 if g is None else next(found) for g in grads]
-                return _Gradients(addresses, [])
+                return addresses, []
         copies: list[Tensor] = []
         addresses = []
         for view, g in zip(self.views, grads, strict=True):
@@ -240,13 +227,13 @@ class Fused:
                     return None
                 copies.append(g := _laid_out(g, view.w))
             addresses.append(0 if g is None else _address(g))
-        return _Gradients(addresses, copies)
+        return addresses, copies
 
-    def move(self, grads: _Gradients, step: "Step") -> None:
+    def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> None:
         """Move every parameter that has a gradient, and count it in its ``step``."""
         self._send_numbers(step.rules)
         for launch, members in zip(self._launches, self._members, strict=True):
-            addresses = grads.addresses
+            addresses, _ = grads
             if len(members) != len(addresses):
                 addresses = [addresses[i] for i in members]
             if addresses != launch.sent:
@@ -329,10 +316,6 @@ class Fused:
             if torch.cuda.is_current_stream_capturing():
                 self._kept.append(values)
         table.copy_(values, non_blocking=True)
-
-
-def _layouts(tensors: Sequence[Tensor]) -> list[list[Any]]:
-    return [list(map(of, tensors)) for of in (Tensor.size, Tensor.stride, attrgetter("dtype"))]
 
 
 def _is_readable(g: Tensor, w: Tensor) -> bool:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from avagrad.optim.backends.base import Backend
 from avagrad.optim.rounding import store
 from avagrad.optim.rules import Delayed, Rule, Scalar
 
@@ -13,17 +14,13 @@ if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
     from avagrad.optim.step import Step
 
-__all__ = ["BLOCK", "Loop", "blocks", "rounding_of", "stacked", "unscaled"]
+__all__ = ["Loop"]
 
 BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
 
 
 def blocks(x: Tensor) -> Sequence[Tensor]:
-    """Return views that cover ``x``, none much larger than ``BLOCK``.
-
-    >>> [tuple(b.shape) for b in blocks(torch.empty(3, 2**24, device="meta"))]
-    [(3, 5592405), (3, 5592405), (3, 5592405), (3, 1)]
-    """
+    """Return views that cover ``x``, none much larger than ``BLOCK``."""
     if x.numel() <= BLOCK:
         return (x,)
     longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
@@ -33,11 +30,7 @@ def blocks(x: Tensor) -> Sequence[Tensor]:
 
 
 def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a gradient in the dtype of the moments, a GradScaler's scale undone: in float16 it might be 0.
-
-    >>> unscaled(torch.tensor([4.0]), torch.tensor(2.0), torch.float64)
-    tensor([2.], dtype=torch.float64)
-    """
+    """Return a gradient in the dtype of the moments, a GradScaler's scale undone: in float16 it might be 0."""
     g = g.to(dtype)
     return g if grad_scale is None else g / grad_scale.to(g.device)
 
@@ -48,17 +41,8 @@ def rounding_of(view: "ParamView", step: Scalar) -> dict[str, Any]:
     return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "place": view.place, "origin": origin}
 
 
-class Loop:
+class Loop(Backend):
     """A backend for every rule, dtype and device. It keeps nothing."""
-
-    is_kernel = False
-
-    def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
-        self.views = views
-
-    def prepare(self, grads: Sequence[Tensor | None]) -> Sequence[Tensor | None]:
-        """Return the gradients as they are."""
-        return grads
 
     def move(self, grads: Sequence[Tensor | None], step: "Step") -> None:
         """Move every parameter that has a gradient, and count it in its ``step``."""
@@ -66,16 +50,10 @@ class Loop:
             if g is not None:
                 self._move(view, g, step)
 
-    def begin_backward(self, step: "Step") -> None:
-        """Do nothing: each parameter is moved on its own anyway."""
-
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move the parameter of one view."""
         self._move(self.views[i], g, step)
         return True
-
-    def end_backward(self) -> None:
-        """Do nothing."""
 
     def _move(self, view: "ParamView", g: Tensor, step: "Step") -> None:
         device, count = view.w.device, view.step_value()
@@ -107,8 +85,6 @@ class Loop:
             rows.setdefault(view.w.device, []).extend(rule.sums(block, step) for block in blocks(view.state[1]))
         return {device: stacked(pairs, device) for device, pairs in rows.items()}
 
-    next_sums = sums
-
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and row of the sums the index of its view."""
         rows: dict[torch.device, list[int]] = {}
@@ -118,11 +94,7 @@ class Loop:
 
 
 def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Tensor:
-    """Return sums and counts as two columns, in float64 where the device has it.
-
-    >>> stacked([(torch.tensor(2.0), 3.0)], torch.device("cpu"))
-    tensor([[2., 3.]], dtype=torch.float64)
-    """
+    """Return sums and counts as two columns, in float64 where the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     totals = torch.stack([total.to(dtype) for total, _ in pairs])
     counts = [d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for _, d in pairs]

@@ -18,8 +18,8 @@ enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAREST, STOCHASTIC, KAHAN };
 
 typedef struct {
-    int64_t dtype, block, rounding, norm; /* norm 0: gamma is 1 */
-    int64_t decoupled, decays, bias_correction, active_only, maximize, rebuild;
+    int64_t dtype, block, rounding, rebuild;
+    int64_t norm, decoupled, decays, bias_correction, active_only, maximize; /* as rules.Flags; norm 0: gamma is 1 */
 } Flags;
 
 /* What the coordinates of one tensor share in one step. */

@@ -31,24 +31,8 @@ _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 NUMBERS = 5  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay
 
 
-class _Flags(ctypes.Structure):
-    """As ``Flags`` in native.c."""
-
-    _fields_ = [
-        (name, ctypes.c_int64)
-        for name in (
-            "dtype", "block", "rounding", "norm",
-            "decoupled", "decays", "bias_correction", "active_only", "maximize", "rebuild",
-        )
-    ]  # fmt: skip
-
-
 def unsupported_reason() -> str | None:
-    """Say why there is no native code; None if there is.
-
-    >>> unsupported_reason() is None or isinstance(unsupported_reason(), str)
-    True
-    """
+    """Say why there is no native code; None if there is."""
     found = library()
     return found if isinstance(found, str) else None
 
@@ -109,23 +93,21 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def step(
-    launch: "Launch", numbers: Tensor, totals: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None
-) -> None:
+def step(launch: "Launch", numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any) -> None:
     """Move the tensors that have a gradient."""
     _run(launch, numbers, totals, grad_scale, found_inf, 0, len(launch.grads))
 
 
 def rebuild(launch: "Launch", numbers: Tensor) -> None:
     """Sum up the rates of all tensors, from the state as it is."""
-    _run(launch, numbers, None, None, None, 0, len(launch.grads), rebuild=True)
+    _run(launch, numbers, None, None, None, 0, len(launch.grads), rebuild=1)
 
 
-def begin_backward(launch: "Launch", numbers: Tensor, totals: Tensor | None) -> None:
+def begin_backward(launch: "Launch", numbers: Tensor, totals: Any) -> None:
     """Do nothing: each tensor is moved on its own."""
 
 
-def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals: Tensor | None) -> bool:
+def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals: Any) -> bool:
     """Move one tensor by the gradient at an address; False: it has been counted."""
     launch.grads[row] = gradient
     _run(launch, numbers, totals, None, None, row, row + 1)
@@ -133,31 +115,12 @@ def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals:
 
 
 def _run(
-    launch: "Launch",
-    numbers: Tensor,
-    totals: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    first: int,
-    last: int,
-    *,
-    rebuild: bool = False,
+    launch: "Launch", numbers: Tensor, totals: Any, scale: Any, found_inf: Any, first: int, last: int, rebuild: int = 0
 ) -> None:
-    """Step the tensors in rows ``first`` to ``last``."""
-    chosen = launch.flags
-    flags = _Flags(
-        dtype=_DTYPES[launch.dtype],
-        block=launch.block,
-        rounding=_ROUNDINGS[launch.rounding],
-        norm=chosen.norm,
-        decoupled=chosen.decoupled,
-        decays=chosen.decays,
-        bias_correction=chosen.bias_correction,
-        active_only=chosen.active_only,
-        maximize=chosen.maximize,
-        rebuild=rebuild,
-    )
-    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums
-    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in (*tables, grad_scale, found_inf)]
+    """Step the tensors in rows ``first`` to ``last``; the arguments are those of avagrad_step in native.c."""
+    chosen = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, *launch.flags
+    flags = (ctypes.c_int64 * len(chosen))(*chosen)
+    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums, scale, found_inf
+    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in tables]
     ranges = [ctypes.c_int64(x) for x in (first, last, launch.first_blocks[first], launch.first_blocks[last])]
-    library().avagrad_step(*pointers, ctypes.byref(flags), *ranges, ctypes.c_int(torch.get_num_threads()))
+    library().avagrad_step(*pointers, flags, *ranges, ctypes.c_int(torch.get_num_threads()))

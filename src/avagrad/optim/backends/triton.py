@@ -28,103 +28,67 @@ _SHARED = tl.constexpr(SHARED)
 # --- launching -------------------------------------------------------------------------------------------------------
 
 
-def step(
-    launch: Launch, numbers: Tensor, totals: Tensor | None, grad_scale: Tensor | None, found_inf: Tensor | None
-) -> None:
+def step(launch: Launch, numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any) -> None:
     """Move the tensors that have a gradient."""
-    _prepare(launch, numbers, totals, grad_scale, found_inf, REBUILD=False, COUNTS=True)
-    _pass(launch, 0, len(launch.blocks), REBUILD=False)
+    _prepare(launch, numbers, totals, grad_scale, found_inf, rebuild=False, counts=True)
+    _pass(launch, 0, len(launch.blocks))
 
 
 def rebuild(launch: Launch, numbers: Tensor) -> None:
     """Sum up the rates of all tensors, from the state as it is."""
-    _prepare(launch, numbers, None, None, None, REBUILD=True, COUNTS=False)
-    _pass(launch, 0, len(launch.blocks), REBUILD=True)
+    _prepare(launch, numbers, None, None, None, rebuild=True, counts=False)
+    _pass(launch, 0, len(launch.blocks), rebuild=True)
 
 
-def begin_backward(launch: Launch, numbers: Tensor, totals: Tensor | None) -> None:
+def begin_backward(launch: Launch, numbers: Tensor, totals: Any) -> None:
     """Work out what the coordinates of each tensor share, for a step that moves one after the other."""
-    _prepare(launch, numbers, totals, None, None, REBUILD=False, COUNTS=False)
+    _prepare(launch, numbers, totals, None, None, rebuild=False, counts=False)
 
 
-def move_one(launch: Launch, row: int, gradient: int, numbers: Tensor, totals: Tensor | None) -> bool:
+def move_one(launch: Launch, row: int, gradient: int, numbers: Tensor, totals: Any) -> bool:
     """Move one tensor by the gradient at an address; True: it is still to be counted."""
-    _pass(launch, launch.first_blocks[row], launch.first_blocks[row + 1], REBUILD=False, gradient=gradient)
+    _pass(launch, launch.first_blocks[row], launch.first_blocks[row + 1], gradient=gradient)
     return True
 
 
 def _prepare(
-    launch: Launch,
-    numbers: Tensor,
-    totals: Tensor | None,
-    grad_scale: Tensor | None,
-    found_inf: Tensor | None,
-    *,
-    REBUILD: bool,
-    COUNTS: bool,
+    launch: Launch, numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
 ) -> None:
+    norm = 0 if totals is None else launch.flags.norm
+    constants = norm, found_inf is not None, grad_scale is not None, rebuild, counts, launch.flags.bias_correction, 64
     unread = launch.shared  # stands for an argument that is not read
-    totals, scale, skips = (unread if x is None else x for x in (totals, grad_scale, found_inf))
+    optional = [unread if x is None else x for x in (totals, grad_scale, found_inf)]
     n = len(launch.grads)
-    _start(
-        launch,
-        prepare,
-        -(-n // 64),
-        (launch.tensors, launch.grads, numbers, totals, launch.shared, scale, skips, n),
-        {
-            "NORM": 0 if totals is unread else launch.flags.norm,
-            "SKIPS": found_inf is not None,
-            "SCALED": grad_scale is not None,
-            "REBUILD": REBUILD,
-            "COUNTS": COUNTS,
-            "BIAS_CORRECTION": launch.flags.bias_correction,
-            "BLOCK": 64,
-        },
-        warps=2,
-    )
+    arguments = launch.tensors, launch.grads, numbers, launch.shared, *optional, n
+    _start(launch, prepare, -(-n // 64), arguments, constants, warps=2, keep=grad_scale is None and found_inf is None)
 
 
-def _pass(launch: Launch, first: int, last: int, *, REBUILD: bool, gradient: int | None = None) -> None:
+def _pass(launch: Launch, first: int, last: int, *, rebuild: bool = False, gradient: int | None = None) -> None:
     if first == last:
         return
-    _start(
-        launch,
-        delayed_pass,
-        last - first,
-        (launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient or 0),
-        {
-            "ONE": gradient is not None,
-            "ROUNDING": launch.rounding,
-            "DTYPE": _DTYPES[launch.dtype],
-            "REBUILD": REBUILD,
-            "DECOUPLED": launch.flags.decoupled,
-            "DECAYS": launch.flags.decays,
-            "ACTIVE_ONLY": launch.flags.active_only,
-            "MAXIMIZE": launch.flags.maximize,
-            "NORM": launch.flags.norm,
-            "BLOCK": launch.block,
-        },
-        warps=launch.warps,
-    )
+    flags = launch.flags
+    rule = flags.decoupled, flags.decays, flags.active_only, flags.maximize, flags.norm
+    constants = gradient is not None, launch.rounding, _DTYPES[launch.dtype], rebuild, *rule, launch.block
+    arguments = launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient or 0
+    _start(launch, delayed_pass, last - first, arguments, constants, warps=launch.warps)
 
 
 def _start(
-    launch: Launch, kernel: Any, programs: int, arguments: tuple[Any, ...], constants: dict[str, Any], warps: int
+    launch: Launch, kernel: Any, programs: int, arguments: Any, constants: Any, *, warps: int, keep: bool = True
 ) -> None:
-    """Start a kernel. ``constants`` come in the kernel's order.
+    """Start a kernel, its arguments and then its constants in its own order.
 
     Half of what a launch costs is finding the code for the arguments. They are the same tables at each step, but for a
     GradScaler's tensors, so what was found is kept.
     """
-    grid, key = (programs, 1, 1), (kernel, *constants.values())
-    device = launch.device
-    elsewhere = device.type == "cuda" and device.index != torch.cuda.current_device()
-    with torch.cuda.device(device) if elsewhere else nullcontext():
-        if (code := launch.compiled.get(key)) is not None:
-            code[grid](*arguments, *constants.values())
+    grid, key = (programs, 1, 1), (kernel, constants)
+    elsewhere = launch.device.type == "cuda" and launch.device.index != torch.cuda.current_device()
+    with torch.cuda.device(launch.device) if elsewhere else nullcontext():
+        if keep and (code := launch.compiled.get(key)) is not None:
+            code[grid](*arguments, *constants)
             return
-        code = kernel[grid](*arguments, **constants, num_warps=warps)
-    if code is not None and not (constants.get("SKIPS") or constants.get("SCALED")):  # the interpreter gives none
+        code = kernel[grid](*arguments, *constants, num_warps=warps)
+    if keep and code is not None:  # the interpreter gives none
         launch.compiled[key] = code
 
 
@@ -143,7 +107,7 @@ def _mix(h):
 
 @triton.jit
 def prepare(
-    tensors, grads, numbers, totals, shared, grad_scale, found_inf, n,
+    tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip

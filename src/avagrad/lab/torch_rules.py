@@ -1,0 +1,72 @@
+"""The rules of torch's SGD, Adam, AdamW and AMSGrad as pure functions, for many models at once.
+
+They follow torch.optim to the digit (tested), in the manner of :mod:`avagrad.optim.rules`.
+"""
+
+import torch
+from torch import Tensor
+
+from avagrad.optim.comparison_rules import with_l2
+from avagrad.optim.rules import Scalar, bias_correction_of, sqrt, where
+
+__all__ = ["adam_step", "sgd_step"]
+
+
+def sgd_step(
+    w: Tensor,
+    g: Tensor,
+    buffer: Tensor,
+    t: Scalar,
+    *,
+    lr: Scalar,
+    momentum: Scalar = 0.0,
+    nesterov: bool = False,
+    weight_decay: Scalar = 0.0,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor]:
+    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``.
+
+    >>> one = torch.ones(1)
+    >>> sgd_step(one, one, one, 2, lr=0.1, momentum=0.9)
+    (tensor([0.8100]), tensor([1.9000]))
+    """
+    g = with_l2(w, g, weight_decay, maximize)
+    buffer = where(t > 1, momentum * buffer, torch.zeros_like(buffer)) + g
+    return w - lr * (g + momentum * buffer if nesterov else buffer), buffer
+
+
+def adam_step(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    v_max: Tensor | None,
+    t: Scalar,
+    *,
+    lr: Scalar,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar = 0.0,
+    decoupled: bool = False,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
+
+    Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([0.9000])
+    """
+    if decoupled:
+        g = -g if maximize else g
+        w = w * (1 - lr * weight_decay)
+    else:
+        g = with_l2(w, g, weight_decay, maximize)
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    v_max = v if v_max is None else torch.maximum(v_max, v)
+    v_hat = v_max / bias_correction_of(beta2, t)
+    w = w - lr * (m / bias_correction_of(beta1, t)) / (sqrt(v_hat) + eps)
+    return w, m, v, v_max
