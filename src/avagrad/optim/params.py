@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends.base import Backend
 from avagrad.optim.backends.choose import backends_for
-from avagrad.optim.backends.fused import layouts
+from avagrad.optim.backends.loop import Backend
 from avagrad.optim.rounding import is_half
 from avagrad.optim.rules import Rule, Scalar
 from avagrad.optim.sharding import Sharding, is_dtensor, local_part
@@ -88,8 +87,6 @@ class Params:
         # What matches() compares with.
         self._choices = _choices(groups, rules)
         self._state_values = list(_state_values(opt))
-        self._moving = [view.param for view in self.views]
-        self._layouts = layouts(self._moving)
         tensors = chain.from_iterable((view.param, view.step, *view.state, view.compensation) for view in self.views)
         self._addressed = [x for x in tensors if x is not None and type(x) in _PLAIN]
         self._addresses = self._current_addresses()
@@ -108,7 +105,7 @@ class Params:
             and _choices(groups, rules) == self._choices
             and _same(list(_state_values(opt)), self._state_values)
             and self._current_addresses() == self._addresses
-            and layouts(self._moving) == self._layouts
+            and all(backend.fits() for backend in self.backends if backend.is_kernel)
             and [not p.requires_grad for p in self._freezable] == self._frozen
         )
 
@@ -168,7 +165,7 @@ def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
-    return chain(opt.state, chain.from_iterable(map(dict.values, opt.state.values())))
+    return chain.from_iterable(map(dict.values, opt.state.values()))
 
 
 def _same(now: Sequence[Any], known: Sequence[Any]) -> bool:

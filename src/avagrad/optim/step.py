@@ -10,9 +10,7 @@ from avagrad.optim.params import scalar_dtype
 from avagrad.optim.rules import Rule, Scalar
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from avagrad.optim.backends.base import Backend
+    from avagrad.optim.backends.loop import Backend
     from avagrad.optim.optimizer import RuleOptimizer
 
 __all__ = ["Step"]
@@ -36,7 +34,7 @@ class Step:
         self.found_inf: Tensor | None = getattr(opt, "found_inf", None)
         self.rules: list[Rule] = []
         self.totals: dict[torch.device, Tensor] = {}
-        self._work: list[tuple[Backend, Any, Sequence[Tensor | None]]] = []
+        self._work: list[tuple[Backend, Any]] = []
         self._is_empty = False  # nothing to do, here or on other ranks
         self._rules_on: dict[tuple[int, torch.device], Rule] = {}
         self._gammas: dict[torch.device, Scalar] = {}
@@ -82,7 +80,7 @@ class Step:
             if self.params.has_dtensors:
                 grads = [view.gradient() for view in backend.views]
             else:
-                grads = [view.param.grad for view in backend.views]
+                grads = [p.grad for p in backend.params]
             if all(g is None for g in grads):
                 continue
             work = backend.prepare(grads)
@@ -91,8 +89,8 @@ class Step:
             if work is None:
                 self._stale.append(backend)
                 backend, work = Loop(backend.views), grads
-            self._work.append((backend, work, grads))
-        if self._skips(read=not all(backend.is_kernel for backend, _, _ in self._work)):
+            self._work.append((backend, work))
+        if self._skips(read=not all(backend.is_kernel for backend, _ in self._work)):
             self._work, self._stale = [], []
 
     def _skips(self, *, read: bool = False) -> bool:
@@ -125,11 +123,9 @@ class Step:
 
     def move(self) -> None:
         """Move all parameters that have a gradient."""
-        for backend, work, grads in self._work:
-            backend.move(work, self)
-            if backend.is_kernel or self.params.has_dtensors:
-                pairs = zip(backend.views, grads, strict=True)
-                torch.autograd.graph.increment_version([view.param for view, g in pairs if g is not None])
+        for backend, work in self._work:
+            if unseen := backend.move(work, self):
+                torch.autograd.graph.increment_version(unseen)
 
     def move_one(self, p: Tensor) -> None:
         """Move a parameter by its gradient, inside of backward; do nothing if it is not one of the optimizer's."""

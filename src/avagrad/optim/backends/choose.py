@@ -7,9 +7,8 @@ from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
 from avagrad.optim.backends import fused
-from avagrad.optim.backends.base import Backend
 from avagrad.optim.backends.foreach import Foreach
-from avagrad.optim.backends.loop import Loop
+from avagrad.optim.backends.loop import Backend, Loop
 from avagrad.optim.rules import Rule
 
 if TYPE_CHECKING:

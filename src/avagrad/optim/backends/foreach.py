@@ -28,15 +28,6 @@ _T = TypeVar("_T")
 class Foreach(Loop):
     """The loop's work, done for many tensors at once."""
 
-    def move(self, grads: Sequence[Tensor | None], step: "Step") -> None:
-        """Move every parameter that has a gradient, and count it in its ``step``."""
-        self._move_all([(view, g) for view, g in zip(self.views, grads, strict=True) if g is not None], step)
-
-    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
-        """Move the parameter of one view."""
-        self._move_all([(self.views[i], g)], step)
-        return True
-
     def _move_all(self, moving: Sequence[tuple["ParamView", Tensor]], step: "Step") -> None:
         items: list[tuple[Tensor, Tensor, Tensor, Tensor, Scalar, int, dict[str, Any]]] = []
         for view, g in moving:
@@ -75,6 +66,8 @@ class Foreach(Loop):
         for (view, _, _), row in zip(items, rows, strict=True):
             found.setdefault(view.w.device, []).append(row)
         return {device: stacked(pairs, device) for device, pairs in found.items()}
+
+    next_sums = sums
 
 
 def in_batches(items: Iterable[_T], *, key: Callable[[_T], tuple[int, Tensor]]) -> Iterator[list[_T]]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.backends import native
-from avagrad.optim.backends.base import Backend
+from avagrad.optim.backends.loop import Backend
 from avagrad.optim.rules import Delayed, Flags, Rule
 
 if TYPE_CHECKING:
@@ -200,9 +200,14 @@ class Fused(Backend):
             for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
-        self._layouts = layouts([view.w for view in views])
+        self._tensors = [view.w for view in views]
+        self._layouts = layouts(self._tensors)
 
     # --- a step ---
+
+    def fits(self) -> bool:
+        """Tell whether the parameters are still laid out as the tables say."""
+        return layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
         """Return the addresses of the gradients, 0 for none, and copies of those that have another layout."""
@@ -229,18 +234,18 @@ class Fused(Backend):
             addresses.append(0 if g is None else _address(g))
         return addresses, copies
 
-    def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> None:
-        """Move every parameter that has a gradient, and count it in its ``step``."""
+    def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> list[Tensor]:
+        """Move every parameter that has a gradient; autograd sees none of it."""
         self._send_numbers(step.rules)
+        every, _ = grads
         for launch, members in zip(self._launches, self._members, strict=True):
-            addresses, _ = grads
-            if len(members) != len(addresses):
-                addresses = [addresses[i] for i in members]
+            addresses = every if len(members) == len(every) else [every[i] for i in members]
             if addresses != launch.sent:
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
             scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
             launch.kernels.step(launch, self._numbers[launch.device], step.totals.get(launch.device), *scaler)
+        return self.params if all(every) else [p for p, address in zip(self.params, every, strict=True) if address]
 
     def begin_backward(self, step: "Step") -> None:
         """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""

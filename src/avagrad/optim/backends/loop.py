@@ -1,4 +1,4 @@
-"""The readable backend: the functions of :mod:`avagrad.optim.rules`, one parameter after the other."""
+"""What a backend is, and the readable one: the functions of :mod:`avagrad.optim.rules`, one parameter after another."""
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends.base import Backend
 from avagrad.optim.rounding import store
 from avagrad.optim.rules import Delayed, Rule, Scalar
 
@@ -14,7 +13,7 @@ if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
     from avagrad.optim.step import Step
 
-__all__ = ["Loop"]
+__all__ = ["Backend", "Loop"]
 
 BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
 
@@ -41,19 +40,67 @@ def rounding_of(view: "ParamView", step: Scalar) -> dict[str, Any]:
     return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "place": view.place, "origin": origin}
 
 
+class Backend:
+    """What moves some parameters. Its tables belong to one snapshot, and it keeps nothing else between steps."""
+
+    is_kernel = False  # asks found_inf on the device, and keeps its sums between steps
+
+    def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
+        self.views = views
+        self.params = [view.param for view in views]
+
+    def fits(self) -> bool:
+        """Tell whether the parameters are still laid out as the tables of a kernel say."""
+        return True
+
+    def prepare(self, grads: Sequence[Tensor | None]) -> Any:
+        """Return the gradients, one for each view, as :meth:`move` takes them; None if they cannot be read."""
+        return grads
+
+    def move(self, grads: Any, step: "Step") -> list[Tensor]:
+        """Move every parameter that has a gradient, and count it; return those whose writes autograd has not seen."""
+        raise NotImplementedError
+
+    def begin_backward(self, step: "Step") -> None:
+        """Begin a step in which :meth:`move_one` moves one parameter after the other."""
+
+    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
+        """Move the parameter of one view; False if its gradient cannot be read, and nothing is done."""
+        raise NotImplementedError
+
+    def end_backward(self) -> None:
+        """End such a step."""
+
+    def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
+        """Return on each device sums of eta^p and counts, a row for each block of a tensor, from the state as it is."""
+        raise NotImplementedError
+
+    def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
+        """Return the same after a step, where it was taken before."""
+        return self.sums(rules)
+
+    def views_of_rows(self) -> dict[torch.device, list[int]]:
+        """Return for each device and row of the sums the index of its view."""
+        raise NotImplementedError
+
+
 class Loop(Backend):
     """A backend for every rule, dtype and device. It keeps nothing."""
 
-    def move(self, grads: Sequence[Tensor | None], step: "Step") -> None:
-        """Move every parameter that has a gradient, and count it in its ``step``."""
-        for view, g in zip(self.views, grads, strict=True):
-            if g is not None:
-                self._move(view, g, step)
+    def move(self, grads: Sequence[Tensor | None], step: "Step") -> list[Tensor]:
+        """Move every parameter that has a gradient, one after the other."""
+        moving = [(view, g) for view, g in zip(self.views, grads, strict=True) if g is not None]
+        self._move_all(moving, step)
+        return [view.param for view, _ in moving if view.w is not view.param]
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move the parameter of one view."""
-        self._move(self.views[i], g, step)
+        self._move_all([(self.views[i], g)], step)
         return True
+
+    def _move_all(self, moving: Sequence[tuple["ParamView", Tensor]], step: "Step") -> None:
+        for view, g in moving:
+            self._move(view, g, step)
 
     def _move(self, view: "ParamView", g: Tensor, step: "Step") -> None:
         device, count = view.w.device, view.step_value()
@@ -84,6 +131,8 @@ class Loop(Backend):
             step = view.step_value()
             rows.setdefault(view.w.device, []).extend(rule.sums(block, step) for block in blocks(view.state[1]))
         return {device: stacked(pairs, device) for device, pairs in rows.items()}
+
+    next_sums = sums  # so far nothing is kept
 
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and row of the sums the index of its view."""

@@ -106,6 +106,22 @@ def _mix(h):
 
 
 @triton.jit
+def _correction(beta, t):
+    """As rules.bias_correction_of, in float64; 1 - beta where there is no gradient yet, which is not used."""
+    return 1 - tl.exp(tl.maximum(t, 1.0) * tl.log(tl.maximum(beta, 1e-300)))
+
+
+@triton.jit
+def _gamma(totals, NORM: tl.constexpr):
+    """As rules.scale."""
+    total = tl.load(totals)
+    gamma = tl.load(totals + 1) / tl.where(total == 0, 1.0, total)
+    if NORM == 2:
+        gamma = tl.sqrt(gamma)
+    return tl.where(total == 0, 1.0, gamma)
+
+
+@triton.jit
 def prepare(
     tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
@@ -128,38 +144,25 @@ def prepare(
     beta2 = tl.load(group + 2, mask=mask, other=0.0)
     eps = tl.load(group + 3, mask=mask, other=1.0)
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
-    log_beta1 = tl.log(tl.maximum(beta1, 1e-300))
-    log_beta2 = tl.log(tl.maximum(beta2, 1e-300))
 
     t = before + moves  # the gradients that the next step's rates will have seen
     one = before * 0 + 1
-    inverse_before = one
-    inverse_next = one
-    correction1 = one
-    started = one
-    counts = one
+    inverse_before, inverse_next, size, started, counts, unscale = one, one, one, one, one, one
     if BIAS_CORRECTION:
-        inverse_before = 1 / (1 - tl.exp(tl.maximum(before, 1.0) * log_beta2))
-        inverse_next = 1 / (1 - tl.exp(tl.maximum(t, 1.0) * log_beta2))
-        correction1 = 1 - tl.exp(tl.maximum(t, 1.0) * log_beta1)
+        inverse_before = 1 / _correction(beta2, before)
+        inverse_next = 1 / _correction(beta2, t)
+        size = 1 / _correction(beta1, t)
         started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
-    gamma = one
     if NORM:
-        total = tl.load(totals)
-        d = tl.load(totals + 1)
-        gamma = one * d / tl.where(total == 0, 1.0, total)
-        if NORM == 2:
-            gamma = tl.sqrt(gamma)
-        gamma = tl.where(total == 0, one, gamma)
-    unscale = one
+        size = size * _gamma(totals, NORM)
     if SCALED:
         unscale = one / tl.load(grad_scale).to(tl.float64)
 
     out = shared + index * _SHARED
     tl.store(out, moves.to(tl.float32), mask=mask)
     tl.store(out + 1, started.to(tl.float32), mask=mask)
-    tl.store(out + 2, (lr * gamma / correction1).to(tl.float32), mask=mask)
+    tl.store(out + 2, (lr * size).to(tl.float32), mask=mask)
     tl.store(out + 3, (1 - lr * weight_decay * started).to(tl.float32), mask=mask)
     tl.store(out + 4, beta1.to(tl.float32), mask=mask)
     tl.store(out + 5, (1 - beta1).to(tl.float32), mask=mask)
