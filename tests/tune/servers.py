@@ -83,10 +83,11 @@ def two_ray_nodes() -> Iterator[tuple[Any, str]]:
     """
     # Usage statistics would go out to the internet. All files lie under `home`, the one in which Ray notes a cluster's
     # address included: Ray writes it to its default folder, wherever a node's own folder is, and that may not be there.
-    # Sockets lie there too, so its path must be short.
+    # Sockets lie there too, so its path must be short. Workers are as important as anything else on this machine: Ray
+    # would have them wait for all others.
     with (
         tempfile.TemporaryDirectory(dir="/tmp") as home,
-        mock.patch.dict(os.environ, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=home),
+        mock.patch.dict(os.environ, RAY_USAGE_STATS_ENABLED="0", RAY_TMPDIR=home, RAY_worker_niceness="0"),
     ):
         import ray
         from ray.cluster_utils import Cluster
