@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+from waiting import until
+
 from avagrad.tune import Diverged, Trial
 
 
@@ -21,12 +23,20 @@ def bowl(trial: Trial) -> float:
     return math.log10(trial.lr) ** 2 + (math.log10(trial.eps) + 2) ** 2
 
 
-def noted(trial: Trial) -> float:
-    """Say who has run it, and where."""
-    assert trial.lr is not None
-    trial.note(process=os.getpid(), folder=os.getcwd(), cuda=os.environ.get("CUDA_VISIBLE_DEVICES"))
-    time.sleep(0.05)
-    return trial.lr
+class Noted:
+    """Says who has run it, and where. A point waits until two processes are at work, and the last one for the gate."""
+
+    def __init__(self, folder: Path, last: float) -> None:
+        self.folder, self.gate, self.last = folder, folder / "gate", last
+
+    def __call__(self, trial: Trial) -> float:
+        assert trial.lr is not None
+        trial.note(process=os.getpid(), folder=os.getcwd(), cuda=os.environ.get("CUDA_VISIBLE_DEVICES"))
+        (self.folder / f"{os.getpid()}.pid").touch()
+        until(lambda: len(list(self.folder.glob("*.pid"))) >= 2)
+        if trial.lr == self.last:
+            until(self.gate.exists)
+        return trial.lr
 
 
 def counted(folder: Path, trial: Trial) -> int:
@@ -46,6 +56,20 @@ class Counted:
         assert trial.lr is not None
         counted(self.folder, trial)
         time.sleep(self.seconds)
+        return trial.lr
+
+
+class Gated:
+    """Returns lr, above ``free`` only when the file ``gate`` is there; each run leaves a mark beside that file."""
+
+    def __init__(self, gate: Path, free: float) -> None:
+        self.gate, self.free = gate, free
+
+    def __call__(self, trial: Trial) -> float:
+        assert trial.lr is not None
+        counted(self.gate.parent, trial)
+        if trial.lr > self.free:
+            until(self.gate.exists)
         return trial.lr
 
 

@@ -6,7 +6,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -14,8 +13,10 @@ from typing import Any
 
 import optuna
 import pytest
-from objectives import Bad, Counted, bowl, lr_only, raises
+from objectives import Bad, Gated, bowl, lr_only, raises
+from optuna.storages.journal import _file as journals
 from servers import postgres
+from waiting import Clock, StoppedClock, is_alive, until
 
 from avagrad.tune import Diverged, Trial, tune, workers
 from avagrad.tune import storage as storages
@@ -26,14 +27,6 @@ from avagrad.tune.study import Study
 from avagrad.tune.trial import evaluate
 from avagrad.tune.tuner import Progress, TuningError
 from avagrad.tune.workers import WorkerError
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
-
 
 # --- what is asked for ---
 
@@ -91,11 +84,22 @@ def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
 # --- what an objective does ---
 
 
-def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, and an objective that raises, returns nonsense, dies, hangs, ends its process: one for each lr."""
+    clock, hangs = StoppedClock(), False
+    monkeypatch.setattr(workers, "time", clock)
+
+    def pass_the_time(progress: Progress) -> None:
+        """Let the timeout pass once the point that hangs, which was so before this was seen, is alone under way."""
+        nonlocal hangs
+        if hangs and progress.held == 1:
+            clock.now = 1007.0
+        hangs = len(list(tmp_path.glob("*.pid"))) == 2
+
     result = tune(
-        Bad(tmp_path), lr=range(1, 12), storage=tmp_path / "a.journal", workers=2, retries=0, timeout=6, method="grid"
-    )
+        Bad(tmp_path), lr=range(1, 12), storage=tmp_path / "a.journal", workers=2, retries=0, timeout=6, method="grid",
+        watcher=pass_the_time,
+    )  # fmt: skip
     printed = capfd.readouterr()
     assert printed.out.count("much") >= 100_000
     assert {record.lr: record.value for record in result.trials} == {1: 1.0, 2: 2.0, 6: float("inf"), 7: float("inf")}
@@ -161,7 +165,8 @@ def test_one_bad_point_does_not_end_a_search_whose_others_are_under_way(tmp_path
     def objective(trial: Trial) -> float:
         return raises(trial)
 
-    result = tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a", about={}, watcher=watcher)
+    # The other one's lease is not renewed here, and does not run out.
+    result = tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a", about={}, watcher=watcher, lease=1e9)
     assert result.best is not None
     assert list(result.failed) == ["lr=2 seed=0"]
 
@@ -256,23 +261,25 @@ def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
-def test_a_lock_that_was_left_costs_only_its_grace_period(tmp_path: Path) -> None:
+def test_a_lock_that_was_left_costs_only_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.journal"
     tune(lr_only, lr=[1], storage=path)
     Path(f"{path}.lock").touch()
-    began = time.monotonic()
+    clock = Clock()
+    monkeypatch.setattr(journals, "time", clock)
     assert len(tune(lr_only, lr=[1, 2], storage=path).trials) == 2
-    assert storages.GRACE <= time.monotonic() - began < storages.GRACE + 8
+    assert storages.GRACE <= clock.now - 1000 < storages.GRACE + 2
     assert not Path(f"{path}.lock").exists()
 
 
 @pytest.mark.parametrize("count", [0, 1])
 def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> None:
-    path = tmp_path / "folder" / "a.journal"
+    path, removed = tmp_path / "folder" / "a.journal", tmp_path / "removed"
 
     def remove(progress: Progress) -> None:
-        if progress.done >= 3 and count:
+        if progress.done == 3 and count:
             path.unlink(missing_ok=True)
+            removed.touch()
 
     def objective(trial: Trial) -> float:
         if trial.lr == 4:
@@ -281,7 +288,7 @@ def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> Non
 
     with pytest.raises((StorageError, WorkerError)) as error:
         tune(
-            Counted(tmp_path, 0.1) if count else objective, lr=range(1, 40), storage=path, workers=count, watcher=remove
+            Gated(removed, free=3) if count else objective, lr=range(1, 40), storage=path, workers=count, watcher=remove
         )
     rescued = Path(f"{path}.rescued.jsonl")
     assert f"storage is '{path}', which is gone or was never there" in str(error.value)
@@ -397,18 +404,20 @@ class Server:
         self.state = self.home / "data" / "postmaster.pid"
         self.command = Path(f"/proc/{self.pid}/cmdline").read_bytes().rstrip(b"\0").split(b"\0")
         self.process: subprocess.Popen[bytes] | None = None
+        self.starting: threading.Timer | None = None
 
     @property
     def pid(self) -> int:
         return int(self.state.read_text().split()[0])
 
     def stop(self) -> None:
+        if self.starting is not None:
+            self.starting.join()
         with contextlib.suppress(OSError):
             os.kill(self.pid, 2)
         if self.process is not None:
-            self.process.wait(30)
-        while self.state.exists():
-            time.sleep(0.02)
+            self.process.wait()
+        until(lambda: not self.state.exists())
 
     def start(self) -> None:
         owner = self.home.stat()
@@ -416,31 +425,35 @@ class Server:
         self.process = subprocess.Popen(
             self.command, cwd=self.home, stderr=subprocess.DEVNULL, **who if os.geteuid() == 0 else {}
         )
-        while not (self.state.exists() and self.state.read_text().rstrip().endswith("ready")):
-            time.sleep(0.02)
+        until(lambda: self.state.exists() and self.state.read_text().rstrip().endswith("ready"))
+
+    def start_in(self, seconds: float) -> None:
+        self.starting = threading.Timer(seconds, self.start)
+        self.starting.start()
 
 
 def test_a_database_that_is_started_again(server: Server, tmp_path: Path) -> None:
     """The search, its worker, its pruner and what they hold outlive that."""
-    marks = tmp_path / "marks"
-    marks.mkdir()
-    restarted: list[int] = []
+    away = tmp_path / "marks" / "away"
+    away.parent.mkdir()
 
     def restart(progress: Progress) -> None:
-        if progress.done >= 3 and not restarted:
-            restarted.append(progress.done)
+        if progress.done == 3 and not away.exists():
             server.stop()
-            threading.Timer(1.0, server.start).start()
+            away.touch()
+            server.start_in(1.0)
 
-    result = tune(Counted(marks, 0.1), lr=range(1, 13), storage=server.url, workers=1, watcher=restart, pruner="median")
-    assert restarted
+    objective = Gated(away, free=3)
+    result = tune(objective, lr=range(1, 13), storage=server.url, workers=1, watcher=restart, pruner="median")
+    assert away.exists()
     assert len(result.trials) == 12
     assert not result.failed
-    assert sorted(mark.stat().st_size for mark in marks.iterdir()) == [1] * 12  # none was run twice
+    assert [mark.stat().st_size for mark in away.parent.glob("lr=*")] == [1] * 12  # none was run twice
 
 
 def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(storages, "PATIENCE", 1.0)
+    clock = Clock()
+    monkeypatch.setattr(storages, "time", clock)
     done: list[int] = []
 
     def objective(trial: Trial) -> float:
@@ -448,12 +461,14 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
             server.stop()
         return lr_only(trial)
 
-    began = time.monotonic()
     with pytest.raises(
         StorageError, match=r"which does not answer: .*The result of lr=3 seed=0 could not be kept: 3\."
     ):
-        tune(objective, lr=range(1, 9), storage=server.url, name="away", watcher=lambda now: done.append(now.done))
-    assert time.monotonic() - began < 30
+        tune(
+            objective, lr=range(1, 9), storage=server.url, name="away", watcher=lambda now: done.append(now.done),
+            lease=1e9,
+        )  # fmt: skip
+    assert storages.PATIENCE / 2 < clock.now - 1000 <= storages.PATIENCE
     assert done[-1] == 2
     server.start()
     result = tune(lr_only, lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
@@ -468,7 +483,7 @@ def test_optunas_own_trial_while_the_database_is_away(server: Server) -> None:
         calls.append(trial.lr)
         if len(calls) == 2:
             server.stop()
-            threading.Timer(0.5, server.start).start()
+            server.start_in(0.5)
         trial.optuna.suggest_float(f"x{len(calls)}", 0, 1)
         return lr_only(trial)
 

@@ -11,10 +11,9 @@ import subprocess
 import sys
 import textwrap
 import threading
-import time
 import urllib.request
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,11 +21,12 @@ from typing import Any
 import optuna
 import pytest
 import torch
-from objectives import Counted, bowl, lr_only, noted
+from objectives import Counted, Noted, bowl, lr_only
 from optuna.trial import TrialState
 from servers import postgres
+from waiting import Clock, are_dead, process_state, until
 
-from avagrad.tune import Diverged, Trial, tune
+from avagrad.tune import Diverged, Trial, leases, tune
 from avagrad.tune.leases import Watch, holder
 from avagrad.tune.records import Record
 from avagrad.tune.separability import Separability
@@ -40,21 +40,6 @@ ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__fi
 # Children of the test's own process: they need no time to start.
 fork = multiprocessing.get_context("fork")
 pytestmark = pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
-
-
-def until(condition: Callable[[], Any], seconds: float = 60.0) -> Any:
-    deadline = time.monotonic() + seconds
-    while not (result := condition()):
-        assert time.monotonic() < deadline, "it took too long"
-        time.sleep(0.02)
-    return result
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] not in "ZX"
-    except OSError:
-        return False
 
 
 def states(storage: str | Path, name: str) -> Counter[tuple[str, str]]:
@@ -285,7 +270,14 @@ def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert [slot["CUDA_VISIBLE_DEVICES"] for slot in device_slots(None)] == ["3", "GPU-abc"]
     here = os.getcwd()
     seen: list[Progress] = []
-    result = tune(noted, lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=seen.append)
+    objective = Noted(tmp_path, last=30)
+
+    def watcher(progress: Progress) -> None:
+        seen.append(progress)
+        if (progress.done, progress.held) == (29, 1):  # the last one waits for that
+            objective.gate.touch()
+
+    result = tune(objective, lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=watcher)
     assert any(progress.held and progress.seconds_left is not None for progress in seen)
     assert {record.facts["cuda"] for record in result.trials} == {"3", "GPU-abc"}
     assert {record.facts["folder"] for record in result.trials} == {here}
@@ -320,7 +312,7 @@ def test_a_script_without_a_main_guard_in_another_thread_and_folder(tmp_path: Pa
     """
     done = subprocess.run(
         [sys.executable, "-"], input=textwrap.dedent(script), capture_output=True, text=True, cwd=tmp_path,
-        env=ENVIRONMENT, check=False, timeout=100,
+        env=ENVIRONMENT, check=False,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Best(lr=1.0, eps=None, value=3.0, values=(3.0,))" in done.stdout
@@ -354,7 +346,7 @@ def test_where_there_is_no_linux(tmp_path: Path) -> None:
     """
     done = subprocess.run(
         [sys.executable, "-c", textwrap.dedent(script), tmp_path / "a.journal"], capture_output=True, text=True,
-        env=ENVIRONMENT, check=False, timeout=100,
+        env=ENVIRONMENT, check=False,
     )  # fmt: skip
     assert done.stderr == ""
     assert done.stdout == (
@@ -382,37 +374,33 @@ def hangs(run: "subprocess.Popen[str]", folder: Path) -> bool:
     return len(list(folder.glob("*.pid"))) == 2 or run.poll() is not None
 
 
-def are_dead(pids: list[int]) -> bool:
-    return not any(map(is_alive, pids))
-
-
 def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
     signals = {signal.SIGINT: 1, signal.SIGTERM: 1, signal.SIGKILL: -9}
     runs = {number: start(tmp_path / number.name, tmp_path / f"{number.name}.journal") for number in signals}
     try:
         for number, run in runs.items():
-            until(partial(hangs, run, tmp_path / number.name), 100)
+            until(partial(hangs, run, tmp_path / number.name))
             run.send_signal(number)
         for number, run in runs.items():
-            _, told = run.communicate(timeout=60)
+            _, told = run.communicate()
             assert run.returncode in (signals[number], -signal.SIGINT), told
             journal = tmp_path / f"{number.name}.journal"
             if number != signal.SIGKILL:
                 assert f"Stopped: stopped: 2 finished points are kept in {journal}; the same command goes on." in told
             pids = [int(mark.stem) for mark in (tmp_path / number.name).glob("*.pid")]
             assert len(pids) == 2
-            until(partial(are_dead, pids), 10)
+            until(partial(are_dead, pids))
     finally:
         for run in runs.values():
-            run.kill()
-            run.communicate()
+            with run:
+                run.kill()
     for number in signals:
         journal = tmp_path / f"{number.name}.journal"
         before = states(journal, "waits")
         assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
-        began = time.monotonic()
+        study = Study(journal, "waits", create=False)
+        assert all(Watch().has_run_out(trial, lease) for trial, (_, lease) in study.look().held.items())  # at once
         result = tune(lr_only, lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
-        assert time.monotonic() - began < 15  # no lease has to run out
         assert len(result.trials) == 4
 
 
@@ -478,7 +466,7 @@ def test_drivers_at_once_share_the_work(fresh: str, tmp_path: Path) -> None:
         for driver in drivers:
             driver.start()
         for driver in drivers:
-            driver.join(60)
+            driver.join()
         assert [driver.exitcode for driver in drivers] == [0] * 4
         found = states(storage, "shared")
     assert len(list(marks.glob("done *"))) == 4
@@ -488,18 +476,23 @@ def test_drivers_at_once_share_the_work(fresh: str, tmp_path: Path) -> None:
 
 
 def hold(storage: str, machine: str, into: Any) -> None:
-    """Take a point as if on another machine, wait to be stopped, and finish it when that is over."""
-    goes_on = threading.Event()
-    signal.signal(signal.SIGCONT, lambda *_: goes_on.set())
+    """Take a point as if on another machine, stop while its lease is kept, and finish it when that is over."""
     study = Study(storage, "held", create=False)
     held = study.take("stopped")
     assert held is not None
     held.signature["machine"] = machine
     held.renew()
+    writes, renew = threading.Lock(), held.renew
+
+    def renew_alone() -> bool:
+        with writes:
+            return renew()
+
+    held.renew = renew_alone  # type: ignore[method-assign]
     held.keep(1.0)
-    into.put("holds")
-    while not goes_on.wait(0.05):
-        pass
+    until(lambda: held.beats > 3)
+    with writes:  # stopped in the middle of a write, it would keep the database's lock
+        os.kill(os.getpid(), signal.SIGSTOP)
     into.put(held.finish(99.0))
 
 
@@ -516,15 +509,15 @@ def test_the_point_of_a_stopped_worker_is_taken_back_and_its_late_result_dropped
     there = "another" if machine == "another" else holder("")["machine"]
     worker = fork.Process(target=hold, args=(storage, there, into))
     worker.start()
-    assert into.get(timeout=30) == "holds"
-    assert worker.pid is not None
-    os.kill(worker.pid, signal.SIGSTOP)
+    pid = worker.pid
+    assert pid is not None
+    assert until(lambda: process_state(pid) if process_state(pid) in "TZX" else None) == "T"
     try:
         result = tune(lr_only, lr=[1, 2], storage=storage, name="held", about={}, lease=1.0)
     finally:
-        os.kill(worker.pid, signal.SIGCONT)
-    assert into.get(timeout=30) is False
-    worker.join(30)
+        os.kill(pid, signal.SIGCONT)
+    assert into.get() is False
+    worker.join()
     assert result.best is not None
     assert result.best.value == 1.0
     assert states(storage, "held")["lr=1 seed=0", "COMPLETE"] == 1
@@ -533,20 +526,31 @@ def test_the_point_of_a_stopped_worker_is_taken_back_and_its_late_result_dropped
     study.close()
 
 
-def test_a_lease_lasts_longer_where_its_holder_is_seen_to_be_alive() -> None:
+def test_a_lease_lasts_longer_where_its_holder_is_seen_to_be_alive(monkeypatch: pytest.MonkeyPatch) -> None:
     """Code that lets no thread run keeps a worker from renewing, but it works."""
-    other = subprocess.Popen(["sleep", "100"])
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
+    other = subprocess.Popen(["sleep", "infinity"])
     try:
         born = until(lambda: Path(f"/proc/{other.pid}/stat").read_text().rpartition(")")[2].split()[19])
         lease = {**holder("other"), "pid": other.pid, "born": born, "beat": 1}
+        elsewhere = {**lease, "machine": "another"}
         watch = Watch(lease=0.3)
-        began = time.monotonic()
         assert not watch.has_run_out("a", lease)
-        until(lambda: watch.has_run_out("a", {**lease, "machine": "another"}) or time.monotonic() - began > 1)
-        assert 0.3 <= time.monotonic() - began < 1
+        clock.now += 0.29
+        assert not watch.has_run_out("a", elsewhere)
+        clock.now += 0.02
+        assert watch.has_run_out("a", elsewhere)
         assert not watch.has_run_out("a", lease)
         other.send_signal(signal.SIGSTOP)
-        until(lambda: watch.has_run_out("a", lease), 2)
+        until(lambda: process_state(other.pid) == "T")
+        assert watch.has_run_out("a", lease)
+        other.send_signal(signal.SIGCONT)
+        until(lambda: process_state(other.pid) != "T")
+        for _ in range(3):
+            assert not watch.has_run_out("a", lease)
+            clock.now += 0.9
+        assert watch.has_run_out("a", lease)
         other.kill()
         other.wait()
         assert Watch(lease=100).has_run_out("a", lease)
@@ -557,16 +561,16 @@ def test_a_lease_lasts_longer_where_its_holder_is_seen_to_be_alive() -> None:
 
 def test_time_in_which_nobody_looked_does_not_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """As when the database was away, or the one who looks was stopped: the others must have time to renew."""
-    now = 1000.0
-    monkeypatch.setattr(time, "monotonic", lambda: now)
+    clock = Clock()
+    monkeypatch.setattr(leases, "time", clock)
     watch = Watch(lease=20.0)
     lease = {"machine": "another", "worker": "w", "beat": 1}
     assert not watch.has_run_out("a", lease)
-    now += 3600
+    clock.now += 3600
     assert not watch.has_run_out("a", lease)
     for _ in range(8):
-        now += 4
-        assert watch.has_run_out("a", lease) == (now > 4600 + 15)
+        clock.now += 4
+        assert watch.has_run_out("a", lease) == (clock.now > 4600 + 15)
 
 
 def test_other_results_put_in_meanwhile(tmp_path: Path) -> None:
@@ -597,14 +601,15 @@ def test_another_search_on_the_same_study_does_not_stop_what_is_under_way(
     assert held.finish(1.0)
 
 
-def mess_about(storage: str, seed: int, seconds: float) -> None:
-    """Queue, take, renew, finish, fail, take back and withdraw at random."""
+def mess_about(storage: str, seed: int) -> None:
+    """Queue, take, renew, finish, fail, take back and withdraw at random, until some point has been finished."""
     dice = random.Random(seed)
     study = Study(storage, "mess", create=False)
     points = [Point(float(lr), None, 0) for lr in range(1, 13)]
     held = []
-    until_then = time.monotonic() + seconds
-    while time.monotonic() < until_then:
+    acts = 0
+    while acts < 100 or not study.look().records:
+        acts += 1
         act = dice.choice(("queue", "queue", "take", "take", "finish", "fail", "take back", "withdraw", "renew"))
         if act == "queue":
             study.queue(dice.sample(points, 4))
@@ -630,11 +635,11 @@ def mess_about(storage: str, seed: int, seconds: float) -> None:
 def test_four_processes_at_random(storage: str) -> None:
     """Whatever they do: of a point at most one trial is finished, and it is never queued for work again."""
     Study(storage, "mess", direction="minimize").close()
-    processes = [fork.Process(target=mess_about, args=(storage, seed, 3.0)) for seed in range(4)]
+    processes = [fork.Process(target=mess_about, args=(storage, seed)) for seed in range(4)]
     for process in processes:
         process.start()
     for process in processes:
-        process.join(60)
+        process.join()
     assert [process.exitcode for process in processes] == [0] * 4
     finished = {key: count for (key, state), count in states(storage, "mess").items() if state == "COMPLETE"}
     assert set(finished.values()) == {1}
@@ -653,26 +658,30 @@ def test_optunas_dashboard_opens_it(tmp_path: Path) -> None:
         return math.inf if trial.lr == 3 else lr_only(trial)
 
     tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", name="shown")
-    code = "import sys; from optuna_dashboard._cli import main; main()"
-    port = str(random.Random(os.getpid()).randrange(20_000, 60_000))
+    # A port that is free, and is told when it is open.
+    code = (
+        "import sys; from wsgiref.simple_server import make_server; from optuna_dashboard import wsgi\n"
+        "server = make_server('127.0.0.1', 0, wsgi(sys.argv[1]))\n"
+        "print(server.server_port, flush=True); server.serve_forever()"
+    )
     server = subprocess.Popen(
-        [sys.executable, "-c", code, str(tmp_path / "a.journal"), "--port", port],
-        stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, env=ENVIRONMENT,
+        [sys.executable, "-c", code, tmp_path / "a.journal"],
+        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env=ENVIRONMENT, text=True,
     )  # fmt: skip
+    assert server.stdout is not None
 
     def asked(what: str) -> Any:
-        assert server.poll() is None
-        with contextlib.suppress(OSError), urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}") as answer:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/api/{what}") as answer:
             return json.loads(answer.read(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-        return None
 
     try:
-        (study,) = until(partial(asked, "studies"))["study_summaries"]
+        port = int(server.stdout.readline())
+        (study,) = asked("studies")["study_summaries"]
         assert study["study_name"] == "shown"
         trials = asked(f"studies/{study['study_id']}?after=0")["trials"]
     finally:
         server.terminate()
-        server.wait()
+        server.communicate()
     assert [trial["state"] for trial in trials] == ["Complete"] * 3
     assert [trial["values"] for trial in trials] == [[1.0], [2.0], ["inf"]]
 
