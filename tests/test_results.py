@@ -1,5 +1,6 @@
 """What is in results/ can be read, and the documents say what it says."""
 
+import json
 import re
 import runpy
 from pathlib import Path
@@ -107,3 +108,19 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
     assert shown == {path.name for path in drawn} == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
     for path in drawn:
         assert path.read_bytes() == (ROOT / "docs" / "figures" / path.name).read_bytes(), path.name
+
+
+@pytest.mark.parametrize(
+    ("beginning", "folder"),
+    [
+        ("SGD | 0.1", "sgd"),
+        ("Adam | 0.1, 0.1", "adam"),
+        ("AvaGrad | 1, 10", "avagrad"),
+        ("Adam, its usual eps | 0.001, 1e-8", "adam-eps-1e-8"),
+    ],
+)
+def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str) -> None:
+    result = json.loads((ROOT / "results" / "cifar10" / folder / "result.json").read_text())
+    assert result["epochs"] == 200
+    cells = row_of("docs/reproduce.md", beginning)
+    assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
