@@ -62,7 +62,7 @@ class Norm:
                 sums = [backend.next_sums(rules) for backend in params.backends]
             self._all_reduce = _AllReduce(sharding, self._table(params, sharding, sums), key)
         self._store(params.devices or [sharding.device], self._all_reduce.wait())
-        if _may_change(rules):
+        if any(rule.counts_from_start for rule in rules):
             self._all_reduce = None
         return self._totals
 
@@ -75,7 +75,9 @@ class Norm:
         if self._all_reduce is not None:
             self._all_reduce.wait()
         self._all_reduce = None
-        if not _may_change(rules):
+        # Where parameters count before their first gradient, one may be frozen or thawed before the next step, on one
+        # rank maybe: then the sums are taken when that step begins.
+        if not any(rule.counts_from_start for rule in rules):
             self._all_reduce = _AllReduce(params.sharding, self._table(params, params.sharding, sums), self._key)
 
     def _add_up(self, params: Params, sums: Sequence[dict[torch.device, Tensor]]) -> None:
@@ -107,14 +109,6 @@ class Norm:
             for device, values in each.items():
                 table += (rows[device] @ values).to(home)
         return table
-
-
-def _may_change(rules: Sequence[Rule]) -> bool:
-    """Tell whether the sums may change before the next step, so that they are taken when it begins.
-
-    A parameter that counts before its first gradient may be frozen or thawed, on one rank maybe.
-    """
-    return any(rule.counts_from_start for rule in rules)
 
 
 class _AllReduce:

@@ -6,7 +6,7 @@ from step to step (the gradients' addresses, the groups' numbers) is sent when i
 
 from collections.abc import Sequence
 from operator import attrgetter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
@@ -126,21 +126,15 @@ def _is_dense(p: Tensor) -> bool:
 # --- the tables ------------------------------------------------------------------------------------------------------
 
 
-class _Kind(NamedTuple):
-    """What the tensors of one launch have in common."""
-
-    device: torch.device
-    dtype: torch.dtype
-    flags: Flags
-    rounding: str
+_Kind: TypeAlias = tuple[torch.device, torch.dtype, Flags, str]  # device, dtype, flags and rounding
 
 
 class Launch:
-    """The tables of the tensors of one device and dtype whose groups have the same flags: one launch."""
+    """The tables of the tensors of one kind, which one launch moves."""
 
     def __init__(self, kind: _Kind, views: Sequence["ParamView"], size: int) -> None:
-        self.device, self.dtype, self.flags, self.rounding = kind
-        device = self.device
+        device, self.dtype, self.flags, self.rounding = kind
+        self.device = device
         if _on_triton(device):
             from avagrad.optim.backends import triton  # imports Triton: left to the first fused step
 
@@ -148,7 +142,6 @@ class Launch:
             self.block, self.warps = (BLOCK, WARPS) if size < LARGE else (LARGE_BLOCK, LARGE_WARPS)
         else:
             self.kernels, self.block, self.warps = native, CPU_BLOCK, 0
-        self.steps = [view.step for view in views]
         rows: list[tuple[int, ...]] = []
         blocks: list[int] = []
         self.first_blocks = [0]
@@ -179,22 +172,17 @@ class Fused(Backend):
         size = sum(view.w.numel() for view in views)
         kinds: dict[_Kind, list[int]] = {}
         for i, view in enumerate(views):
-            kind = _Kind(view.w.device, view.w.dtype, rules[view.group].flags, view.rounding)
-            kinds.setdefault(kind, []).append(i)
-        self._members = list(kinds.values())  # of each launch, as indices of views
-        self._launches = [Launch(kind, [views[i] for i in members], size) for kind, members in kinds.items()]
-        self._rows = {
-            i: (launch, row)
-            for launch, members in zip(self._launches, self._members, strict=True)
-            for row, i in enumerate(members)
-        }
+            kinds.setdefault((view.w.device, view.w.dtype, rules[view.group].flags, view.rounding), []).append(i)
+        # Each launch with the indices of its views.
+        self._launches = [(Launch(kind, [views[i] for i in its], size), its) for kind, its in kinds.items()]
+        self._rows = {i: (launch, row) for launch, its in self._launches for row, i in enumerate(its)}
         self._sums: dict[torch.device, Tensor] = {}
         self._numbers: dict[torch.device, Tensor] = {}
-        self._sent: list[tuple[float, ...]] = []
+        self._sent: list[list[float]] = []
         self._kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
         self._moved: list[Tensor] = []  # inside of backward: the counts of what has moved
-        for device in dict.fromkeys(launch.device for launch in self._launches):
-            here = [launch for launch in self._launches if launch.device == device]
+        for device in dict.fromkeys(launch.device for launch, _ in self._launches):
+            here = [launch for launch, _ in self._launches if launch.device == device]
             sizes = [len(launch.blocks) for launch in here]
             self._sums[device] = torch.zeros(sum(sizes), 2, dtype=torch.float64, device=device)
             for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
@@ -224,22 +212,18 @@ class Fused(Backend):
                     found = iter(addresses)
                     addresses = [0 if g is None else next(found) for g in grads]
                 return addresses, []
-        copies: list[Tensor] = []
-        addresses = []
-        for view, g in zip(self.views, grads, strict=True):
-            if g is not None:
-                if not _is_readable(g, view.w):
-                    return None
-                copies.append(g := _laid_out(g, view.w))
-            addresses.append(0 if g is None else _address(g))
-        return addresses, copies
+        laid = [None if g is None else _laid_out(g, view.w) for view, g in zip(self.views, grads, strict=True)]
+        copies = [g for g in laid if g is not None]
+        if len(copies) != len(present):
+            return None
+        return [0 if g is None else _address(g) for g in laid], copies
 
     def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> list[Tensor]:
         """Move every parameter that has a gradient; autograd sees none of it."""
         self._send_numbers(step.rules)
         every, _ = grads
-        for launch, members in zip(self._launches, self._members, strict=True):
-            addresses = every if len(members) == len(every) else [every[i] for i in members]
+        for launch, its in self._launches:
+            addresses = every if len(its) == len(every) else [every[i] for i in its]
             if addresses != launch.sent:
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
@@ -250,20 +234,19 @@ class Fused(Backend):
     def begin_backward(self, step: "Step") -> None:
         """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""
         self._send_numbers(step.rules)
-        for launch in self._launches:
+        for launch, _ in self._launches:
             launch.sent = []
             launch.grads.fill_(1)  # all may move
             launch.kernels.begin_backward(launch, self._numbers[launch.device], step.totals.get(launch.device))
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move one parameter, in a step that has begun; False if its gradient cannot be read."""
-        w = self.views[i].w
-        if not _is_readable(g, w):
+        laid = _laid_out(g, self.views[i].w)
+        if laid is None:
             return False
         launch, row = self._rows[i]
-        g = _laid_out(g, w)
         total = step.totals.get(launch.device)
-        if launch.kernels.move_one(launch, row, _address(g), self._numbers[launch.device], total):
+        if launch.kernels.move_one(launch, row, _address(laid), self._numbers[launch.device], total):
             self._moved.append(self.views[i].step)
         return True
 
@@ -278,7 +261,7 @@ class Fused(Backend):
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
         """Return the sums of all blocks, from the state as it is."""
         self._send_numbers(rules)
-        for launch in self._launches:
+        for launch, _ in self._launches:
             launch.kernels.rebuild(launch, self._numbers[launch.device])
         return self._sums
 
@@ -289,29 +272,22 @@ class Fused(Backend):
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and block the index of its view."""
         rows: dict[torch.device, list[int]] = {device: [] for device in self._sums}
-        for launch, members in zip(self._launches, self._members, strict=True):
-            rows[launch.device] += [members[row] for row in launch.blocks.tolist()]
+        for launch, its in self._launches:
+            rows[launch.device] += [its[row] for row in launch.blocks.tolist()]
         return rows
 
     # --- what is sent ---
 
     def _send_numbers(self, rules: Sequence[Rule]) -> None:
-        rows: list[tuple[float, ...]] = []
-        tensors: list[tuple[int, int, Tensor]] = []
-        for index, rule in enumerate(rules):
-            assert isinstance(rule, Delayed)
-            row = []
-            for column, x in enumerate(rule.numbers):
-                if isinstance(x, Tensor) and x.device.type != "cpu":
-                    tensors.append((index, column, x))
-                    x = 0.0
-                row.append(float(x))
-            rows.append(tuple(row))
+        numbers = [rule.numbers for rule in rules if isinstance(rule, Delayed)]
+        rows = [[0.0 if _is_elsewhere(x) else float(x) for x in row] for row in numbers]
         for device, table in self._numbers.items():
             if rows != self._sent:
                 self._send(table, torch.tensor(rows, dtype=torch.float64, device="cpu"))
-            for index, column, x in tensors:
-                table[index, column].copy_(x.detach().reshape(()), non_blocking=device.type != "cpu")
+            for index, row in enumerate(numbers):
+                for column, x in enumerate(row):
+                    if isinstance(x, Tensor) and _is_elsewhere(x):
+                        table[index, column].copy_(x.detach().reshape(()), non_blocking=device.type != "cpu")
         self._sent = rows
 
     def _send(self, table: Tensor, values: Tensor) -> None:
@@ -323,15 +299,17 @@ class Fused(Backend):
         table.copy_(values, non_blocking=True)
 
 
-def _is_readable(g: Tensor, w: Tensor) -> bool:
-    """Tell whether a gradient can be read by a kernel, maybe after it has been copied."""
-    return g.layout == torch.strided and g.dtype == w.dtype
-
-
-def _laid_out(g: Tensor, w: Tensor) -> Tensor:
-    """Return a gradient that lies in memory as its parameter does, copied if need be."""
+def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
+    """Return a gradient that lies in memory as its parameter does, copied if need be; None if no kernel can read it."""
+    if g.layout != torch.strided or g.dtype != w.dtype:
+        return None
     is_plain = type(g) in _PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
     return g if is_plain and same_layout(g, w) else torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)
+
+
+def _is_elsewhere(x: float | Tensor) -> bool:
+    """Tell whether a number is on a device, where the host does not read it."""
+    return isinstance(x, Tensor) and x.device.type != "cpu"
 
 
 def _address(x: Tensor) -> int:
