@@ -83,8 +83,9 @@ class Norm:
     def _add_up(self, params: Params, sums: Sequence[dict[torch.device, Tensor]]) -> None:
         """Add up the sums of all blocks."""
         devices = params.devices or [torch.device("cpu")]
-        if len(devices) == len(sums) == 1 and devices[0].type != "cpu":
-            torch.sum(sums[0][devices[0]], 0, out=self._total(devices[0]))
+        if len(devices) == len(sums) == 1:
+            rows, total = sums[0][devices[0]], self._total(devices[0])
+            total.copy_(_one_by_one(rows)) if devices[0].type == "cpu" else torch.sum(rows, 0, out=total)
             return
         totals = [_one_by_one(rows).to(devices[0]) for each in sums for rows in each.values()]
         self._store(devices, sum(totals, torch.zeros(2, dtype=scalar_dtype(devices[0]), device=devices[0])))

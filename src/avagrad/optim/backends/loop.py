@@ -146,5 +146,11 @@ def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Ten
     """Return sums and counts as two columns, in float64 where the device has it."""
     dtype = torch.float32 if device.type == "mps" else torch.float64
     totals = torch.stack([total.to(dtype) for total, _ in pairs])
-    counts = [d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for _, d in pairs]
-    return torch.stack([totals, torch.stack(counts)], 1)
+    counts = [d for _, d in pairs]
+    capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+    if capturing or any(isinstance(d, Tensor) for d in counts):
+        each = [d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for d in counts]
+        return torch.stack([totals, torch.stack(each)], 1)
+    column = torch.tensor(counts, dtype=dtype, device="cpu")
+    column = column.pin_memory() if device.type == "cuda" else column  # so that nobody waits for the copy
+    return torch.stack([totals, column.to(device, non_blocking=True)], 1)
