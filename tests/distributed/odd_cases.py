@@ -1,5 +1,6 @@
 """What the ranks do in tests of what is rare, and must not go wrong in silence."""
 
+import contextlib
 import copy
 import pickle
 from typing import Any
@@ -80,6 +81,22 @@ def warm_up_from_zero(path: str, spread: bool) -> Found:
     scheduler = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: min(1.0, t / 3))
     opt.register_step_post_hook(lambda *_: scheduler.step())
     return trained(opt, params)
+
+
+def gammas_with_a_late_group(in_backward: bool) -> list[float]:
+    """Add a group between backward and step, where ranks step together."""
+    first, late = (nn.Parameter(torch.full((n,), 1.0 + dist.get_rank(), dtype=torch.float64)) for n in (4, 3))
+    opt = AvaGrad([first], lr=0.1, eps=1e-2, process_group=dist.group.WORLD)
+    gammas = []
+    with opt.step_in_backward() if in_backward else contextlib.nullcontext():
+        for t in range(6):
+            opt.zero_grad()
+            (first.square().sum() + (late.square().sum() if t >= 2 else 0.0)).backward()  # type: ignore[no-untyped-call]
+            if t == 2:
+                opt.add_param_group({"params": [late]})
+            opt.step()
+            gammas.append(opt.gamma())
+    return gammas
 
 
 def first_steps_with_lr_zero() -> tuple[Tensor, list[float]]:

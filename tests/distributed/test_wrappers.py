@@ -15,6 +15,7 @@ from odd_cases import (
     copies_go_on_when_they_have_their_group,
     first_steps_with_lr_zero,
     gammas_where_one_rank_is_asked,
+    gammas_with_a_late_group,
     refusals,
     trained_after_a_swap,
     warm_up_from_zero,
@@ -175,6 +176,12 @@ def test_a_warm_up_from_zero_is_the_same_training_however_it_is_sharded(ranks: P
     for got, found in ranks(2).run(warm_up_from_zero, path, True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
         assert found == pytest.approx(gammas, rel=1e-10)
+
+
+def test_a_group_that_joins_a_step_in_backward_counts_on_all_ranks(ranks: Pools) -> None:
+    ordinary, inside = (ranks(2).run(gammas_with_a_late_group, in_backward) for in_backward in (False, True))
+    assert inside == ordinary
+    assert inside[0] == inside[1]
 
 
 def test_steps_with_lr_zero_count_on_all_ranks_alike(ranks: Pools) -> None:

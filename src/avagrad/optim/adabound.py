@@ -20,12 +20,13 @@ __all__ = ["AdaBound"]
 class _AdaBoundRule(Rule):
     lr: Scalar
     others: dict[str, Any]  # the other keyword arguments of adabound_step
+    flags: bool  # amsbound: what the state holds
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "_AdaBoundRule":
         """Return the rule that a parameter group sets."""
         same = {key: group[key] for key in ("base_lr", "eps", "final_lr", "gamma", "weight_decay", "maximize")}
-        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same})
+        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same}, group["amsbound"])
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

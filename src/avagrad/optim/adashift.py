@@ -22,12 +22,14 @@ __all__ = ["AdaShift"]
 class _AdaShiftRule(Rule):
     lr: Scalar
     others: dict[str, Any]  # the other keyword arguments of adashift_step
+    flags: tuple[int, bool]  # what the state holds
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "_AdaShiftRule":
         """Return the rule that a parameter group sets."""
         same = {key: group[key] for key in ("eps", "reduce", "weight_decay", "maximize")}
-        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same})
+        others = {"beta1": group["betas"][0], "beta2": group["betas"][1], **same}
+        return cls(group["lr"], others, (group["keep"], group["reduce"] is None))
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
@@ -105,12 +107,9 @@ class AdaShift(RuleOptimizer):
         paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
         super().__init__(params, numbers | forms | paths)
 
-    def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
-        super().add_param_group(param_group)
-        added = self.param_groups[-1]
-        if added["reduce"] == "max" and any(getattr(p, "_fsdp_flattened", False) for p in added["params"]):
-            del self.param_groups[-1]
+    def _check_params(self, group: Group) -> None:
+        super()._check_params(group)
+        if group["reduce"] == "max" and any(getattr(p, "_fsdp_flattened", False) for p in group["params"]):
             raise ValueError(
                 "AdaShift: a parameter is a part of a FlatParameter of FullyShardedDataParallel, but reduce is 'max', "
                 "which runs over whole tensors: use fully_shard, or reduce=None."

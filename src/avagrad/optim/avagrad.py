@@ -30,7 +30,7 @@ class _Delayed(RuleOptimizer):
     _rule_class = Delayed
     _allowed: ClassVar[Allowed] = {
         **ALLOWED,
-        "norm": ("1 or 2", lambda x: x is None or (is_finite(x) and x in (1, 2))),
+        "norm": ("1 or 2", lambda x: is_finite(x) and x in (1, 2)),
         "bias_correction": BOOL,
         "active_only": BOOL,
     }

@@ -67,7 +67,10 @@ class StepInBackward:
             handle.remove()
         self._handles, self._watched = [], {}
         if error is not None:
-            self.end()
+            try:
+                self.end()
+            except Exception:  # the user's own error is the one to see
+                self._opt.refresh()
         if self._step is None:  # else step() is still to come
             self._leave()
 
@@ -84,10 +87,9 @@ class StepInBackward:
                     "another step_in_backward(), or a hook of yours, has taken it. A parameter can be in one such "
                     "context only."
                 )
-            if self._step is None:
-                step = Step(self._opt, in_backward=True)
-                step.begin()
-                self._step, self._task = step, task
+            step = self._step
+            if step is None:
+                step, self._task = self._begin(), task
             elif self._task != task:
                 p.grad = None  # so that step() can close what was begun
                 raise RuntimeError(
@@ -96,9 +98,15 @@ class StepInBackward:
                     "failed; to accumulate gradients, add up the losses or leave the context. (Reentrant "
                     "checkpointing is a backward inside of backward: use use_reentrant=False.)"
                 )
-            self._step.move_one(p)
+            step.move_one(p)
             self._moved.add(id(p))
             p.grad = None
+
+    def _begin(self) -> Step:
+        step = Step(self._opt, in_backward=True)
+        step.begin()
+        self._step = step
+        return step
 
     def close(self, closure: object) -> bool:
         """End the step that backward has begun; False if there is none. Called by ``step()``."""
@@ -122,9 +130,10 @@ class StepInBackward:
                 "already moved, by gradients that were still scaled: go back to the last checkpoint, and use bfloat16 "
                 "without a scaler, or leave the context."
             )
-        if self._step is None:
-            return False
         left = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
+        if self._step is None and not left:
+            return False
+        step = self._step or self._begin()
         if any(id(p) in self._moved for p in left):
             raise RuntimeError(
                 f"{self._owner}: a parameter that backward has already moved has a gradient again: the last backward() "
@@ -132,7 +141,7 @@ class StepInBackward:
                 "Close it by zero_grad() and step()."
             )
         for p in left:  # thawed since then, or with gradients from elsewhere
-            self._step.move_one(p)
+            step.move_one(p)
             p.grad = None
         self.end()
         if self._handles:

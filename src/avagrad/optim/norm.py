@@ -35,11 +35,12 @@ class Norm:
         self._key: list[Any] = []  # the hyper-parameters that the sums were made with
         self._totals: dict[torch.device, Tensor] = {}  # written in place: a CUDA graph reads them at each replay
         self._all_reduce: _AllReduce | None = None
-        self._rows: list[dict[torch.device, Tensor]] = []  # where sharded: which rows of the sums are counted where
+        # Where sharded: a snapshot, and which rows of its sums are counted where.
+        self._rows: tuple[Params, list[dict[torch.device, Tensor]]] | None = None
 
     def invalidate(self) -> None:
         """Have the sums taken again when the next step begins; with sharding all ranks call this together."""
-        self._params = None
+        self._params = self._rows = None
         if self._all_reduce is not None:
             self._all_reduce.wait()
         self._all_reduce = None
@@ -50,27 +51,27 @@ class Norm:
         sums: list[dict[torch.device, Tensor]] | None = None
         if self._params is not params or self._key != key:
             sums = [backend.sums(rules) for backend in params.backends]
-            self._rows = []
             self._params, self._key = params, key
         sharding = params.sharding
+        devices = params.devices or [torch.device("cpu") if sharding is None else sharding.device]
         if sharding is None:
             if sums is not None:
-                self._add_up(params, sums)
-            return self._totals
+                self._add_up(devices, sums)
+            return {device: self._total(device) for device in devices}
         if self._all_reduce is None or self._all_reduce.key != key:
             if sums is None:
                 sums = [backend.next_sums(rules) for backend in params.backends]
             self._all_reduce = _AllReduce(sharding, self._table(params, sharding, sums), key)
-        self._store(params.devices or [sharding.device], self._all_reduce.wait())
+        self._store(devices, self._all_reduce.wait())
         if any(rule.counts_from_start for rule in rules):
             self._all_reduce = None
-        return self._totals
+        return {device: self._total(device) for device in devices}
 
     def accept(self, params: Params, rules: Sequence[Rule]) -> None:
         """Take the sums that a step has left for the next one."""
         sums = [backend.next_sums(rules) for backend in params.backends]
         if params.sharding is None:
-            self._add_up(params, sums)
+            self._add_up(params.devices or [torch.device("cpu")], sums)
             return
         if self._all_reduce is not None:
             self._all_reduce.wait()
@@ -80,9 +81,8 @@ class Norm:
         if not any(rule.counts_from_start for rule in rules):
             self._all_reduce = _AllReduce(params.sharding, self._table(params, params.sharding, sums), self._key)
 
-    def _add_up(self, params: Params, sums: Sequence[dict[torch.device, Tensor]]) -> None:
+    def _add_up(self, devices: Sequence[torch.device], sums: Sequence[dict[torch.device, Tensor]]) -> None:
         """Add up the sums of all blocks."""
-        devices = params.devices or [torch.device("cpu")]
         if len(devices) == len(sums) == 1:
             rows, total = sums[0][devices[0]], self._total(devices[0])
             total.copy_(_one_by_one(rows)) if devices[0].type == "cpu" else torch.sum(rows, 0, out=total)
@@ -97,16 +97,17 @@ class Norm:
 
     def _total(self, device: torch.device) -> Tensor:
         if device not in self._totals:
-            self._totals[device] = torch.zeros(2, dtype=scalar_dtype(device), device=device)
+            with torch.inference_mode(mode=False):  # it is written to outside of it, too
+                self._totals[device] = torch.zeros(2, dtype=scalar_dtype(device), device=device)
         return self._totals[device]
 
     def _table(self, params: Params, sharding: Sharding, sums: Sequence[dict[torch.device, Tensor]]) -> Tensor:
         """Return what this rank has counted, in a row for each set of ranks that add it up."""
         home = (params.devices or [sharding.device])[0]
-        if not self._rows:
-            self._rows = [_rows_of(backend, sharding) for backend in params.backends]
+        if self._rows is None or self._rows[0] is not params:
+            self._rows = params, [_rows_of(backend, sharding) for backend in params.backends]
         table = torch.zeros(1 + len(sharding.groups), 2, dtype=scalar_dtype(home), device=home)
-        for each, rows in zip(sums, self._rows, strict=True):
+        for each, rows in zip(sums, self._rows[1], strict=True):
             for device, values in each.items():
                 table += (rows[device] @ values).to(home)
         return table

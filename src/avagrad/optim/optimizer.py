@@ -167,11 +167,13 @@ class RuleOptimizer(Optimizer):
     def _fit_state(self, p: Tensor, group: Group, for_kernels: bool) -> None:
         state, keys = self.state[p], self._state_tensors(group)
         for key, has_shape_of_p in keys.items():
-            if has_shape_of_p and state[key].shape != p.shape:
+            if key not in state or (has_shape_of_p and state[key].shape != p.shape):
+                found = (
+                    f"has the size {tuple(state[key].shape)}, but must have the same" if key in state else "is missing"
+                )
                 raise RuntimeError(
-                    f"{type(self).__name__}: the {key} of a parameter of size {tuple(p.shape)} has the size "
-                    f"{tuple(state[key].shape)}, but must have the same: give a changed parameter a fitting state, or "
-                    "delete its state."
+                    f"{type(self).__name__}: the {key} of a parameter of size {tuple(p.shape)} {found}: give a changed "
+                    "parameter or group a fitting state, or delete the state."
                 )
         if group.get("rounding") != "kahan" or not is_half(p.dtype):
             state.pop("compensation", None)  # what was cut off then is not to be added one day
@@ -193,7 +195,8 @@ class RuleOptimizer(Optimizer):
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
         for group in self.param_groups:
-            check_values(type(self).__name__, {key: group.get(key) for key in self._choices}, self._allowed)
+            chosen = {key: group[key] for key in self._choices if key in group}
+            check_values(type(self).__name__, chosen, self._allowed)
         self._check_together(self.param_groups)
         every = [p for group in self.param_groups for p in group["params"]]
         _refuse_duplicates(type(self).__name__, every)
@@ -208,9 +211,9 @@ class RuleOptimizer(Optimizer):
     def refresh(self) -> None:
         """Take the state as it is. Call this after writing to ``exp_avg_sq`` or ``step`` of a state in place.
 
-        A step leaves behind what the next one needs of the state, so it does not see such writes. New tensors in a
-        state, a loaded state and changed groups are seen without this. Where parameters are spread over ranks, all
-        ranks call it.
+        A step leaves behind what the next one needs of the state, so it does not see such writes. A loaded state and
+        changed groups are seen without this, and so are new tensors in a state, except where parameters are spread over
+        ranks; there all ranks call it. It also lets go of tensors that are no longer in the state.
 
         >>> from avagrad import AvaGrad
         >>> w = torch.nn.Parameter(torch.zeros(3))

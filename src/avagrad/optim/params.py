@@ -105,7 +105,7 @@ class Params:
             and _choices(groups, rules) == self._choices
             and _same(list(_state_values(opt)), self._state_values)
             and self._current_addresses() == self._addresses
-            and all(backend.fits() for backend in self.backends if backend.is_kernel)
+            and all(backend.fits() for backend in self.backends)
             and [not p.requires_grad for p in self._freezable] == self._frozen
         )
 
@@ -146,7 +146,7 @@ def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Grou
         local_part(p),
         state["step"],
         tuple(local_part(state[key]) for key in opt._state_tensors(group)),
-        local_part(state["compensation"]) if rounding == "kahan" else None,
+        local_part(state["compensation"]) if rounding == "kahan" and "compensation" in state else None,
         index,
         place,
         rounding,
@@ -165,7 +165,9 @@ def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
-    return chain.from_iterable(map(dict.values, opt.state.values()))
+    """Return whose state holds what under which key, as one sequence of objects."""
+    states = opt.state.values()
+    return chain(opt.state, chain.from_iterable(states), chain.from_iterable(map(dict.values, states)))
 
 
 def _same(now: Sequence[Any], known: Sequence[Any]) -> bool:

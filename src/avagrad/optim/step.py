@@ -30,8 +30,8 @@ class Step:
 
     def __init__(self, opt: "RuleOptimizer", *, in_backward: bool = False) -> None:
         self._opt, self._in_backward = opt, in_backward
-        self.grad_scale: Tensor | None = getattr(opt, "grad_scale", None)
-        self.found_inf: Tensor | None = getattr(opt, "found_inf", None)
+        self.grad_scale: Tensor | None = None if in_backward else getattr(opt, "grad_scale", None)
+        self.found_inf: Tensor | None = None if in_backward else getattr(opt, "found_inf", None)
         self.rules: list[Rule] = []
         self.totals: dict[torch.device, Tensor] = {}
         self._work: list[tuple[Backend, Any]] = []

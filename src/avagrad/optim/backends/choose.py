@@ -10,6 +10,7 @@ from avagrad.optim.backends import fused
 from avagrad.optim.backends.foreach import Foreach
 from avagrad.optim.backends.loop import Backend, Loop
 from avagrad.optim.rules import Rule
+from avagrad.optim.sharding import local_part
 
 if TYPE_CHECKING:
     from avagrad.optim.optimizer import RuleOptimizer
@@ -29,7 +30,8 @@ def backends_for(
     for index, members in by_group.items():
         group = groups[index]
         kind: type[Backend] = Loop
-        if opt._has_kernels and wants_fused(group, [view.w for view in members]) and fused.fit(members):
+        local = [local_part(p) for p in group["params"]]
+        if opt._has_kernels and wants_fused(group, local) and fused.fit(members):
             kind = fused.Fused
         elif opt._has_kernels and prefers_foreach(group, [view.w for view in members]):
             kind = Foreach

@@ -68,7 +68,8 @@ def fit(views: Sequence["ParamView"]) -> bool:
         if not all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected):
             return False
         tensors = [view.step, *(x for x, _ in expected)]
-        if not all(type(x) in _PLAIN and x.device == view.w.device for x in tensors):
+        is_here = all(type(x) in _PLAIN and x.device == view.w.device for x in tensors)
+        if not is_here or view.step.dtype != torch.float32 or view.step.dim() != 0:
             return False
     return True
 
@@ -90,7 +91,8 @@ def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
     """
     flat = list(map(Tensor.is_contiguous, tensors))
     strides = [] if all(flat) else [None if is_flat else x.stride() for x, is_flat in zip(tensors, flat, strict=True)]
-    return flat, strides, list(map(Tensor.numel, tensors)), list(map(attrgetter("dtype"), tensors))
+    others = Tensor.numel, Tensor.get_device, attrgetter("dtype")
+    return flat, strides, *(list(map(of, tensors)) for of in others)
 
 
 def same_layout(x: Tensor, p: Tensor) -> bool:
@@ -189,13 +191,14 @@ class Fused(Backend):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
         self._tensors = [view.w for view in views]
+        self._addresses = [w.data_ptr() for w in self._tensors]
         self._layouts = layouts(self._tensors)
 
     # --- a step ---
 
     def fits(self) -> bool:
         """Tell whether the parameters are still laid out as the tables say."""
-        return layouts(self._tensors) == self._layouts
+        return super().fits() and layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
         """Return the addresses of the gradients, 0 for none, and copies of those that have another layout."""
@@ -241,8 +244,9 @@ class Fused(Backend):
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move one parameter, in a step that has begun; False if its gradient cannot be read."""
-        laid = _laid_out(g, self.views[i].w)
-        if laid is None:
+        w = self.views[i].w
+        laid = _laid_out(g, w)
+        if laid is None or w.data_ptr() != self._addresses[i]:  # a hook may have given it other memory
             return False
         launch, row = self._rows[i]
         total = step.totals.get(launch.device)
@@ -280,7 +284,7 @@ class Fused(Backend):
 
     def _send_numbers(self, rules: Sequence[Rule]) -> None:
         numbers = [rule.numbers for rule in rules if isinstance(rule, Delayed)]
-        rows = [[0.0 if _is_elsewhere(x) else float(x) for x in row] for row in numbers]
+        rows = [[-1.0 if _is_elsewhere(x) else float(x) for x in row] for row in numbers]  # -1: no number of a rule
         for device, table in self._numbers.items():
             if rows != self._sent:
                 self._send(table, torch.tensor(rows, dtype=torch.float64, device="cpu"))
@@ -301,7 +305,7 @@ class Fused(Backend):
 
 def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
     """Return a gradient that lies in memory as its parameter does, copied if need be; None if no kernel can read it."""
-    if g.layout != torch.strided or g.dtype != w.dtype:
+    if g.layout != torch.strided or g.dtype != w.dtype or g.device != w.device:
         return None
     is_plain = type(g) in _PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
     return g if is_plain and same_layout(g, w) else torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)

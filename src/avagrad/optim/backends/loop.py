@@ -48,10 +48,11 @@ class Backend:
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         self.views = views
         self.params = [view.param for view in views]
+        self._shapes = [p.shape for p in self.params]
 
     def fits(self) -> bool:
-        """Tell whether the parameters are still laid out as the tables of a kernel say."""
-        return True
+        """Tell whether the parameters still have the form that the backend was made for."""
+        return [p.shape for p in self.params] == self._shapes
 
     def prepare(self, grads: Sequence[Tensor | None]) -> Any:
         """Return the gradients, one for each view, as :meth:`move` takes them; None if they cannot be read."""
