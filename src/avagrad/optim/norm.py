@@ -92,7 +92,7 @@ class Norm:
 
     def _store(self, devices: Sequence[torch.device], total: Tensor) -> None:
         for device in devices:
-            # A copy to the CPU must have arrived when it is read; all others may take their time.
+            # A copy to the CPU must have arrived when it is read; other devices keep the order themselves.
             self._total(device).copy_(total, non_blocking=device.type != "cpu")
 
     def _total(self, device: torch.device) -> Tensor:

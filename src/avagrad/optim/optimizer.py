@@ -150,8 +150,8 @@ class RuleOptimizer(Optimizer):
     def _make_states(self, rules: Sequence[Rule], *, in_backward: bool = False) -> None:
         """Make the states that a step needs, and bring those that there are into the form that backends read.
 
-        A parameter gets its state with its first gradient. When backward takes the step, nobody knows which will have
-        one: then all that require a gradient get theirs.
+        A parameter gets its state with its first gradient. When backward takes the step, it is not known which will
+        have one: then all that require a gradient get theirs.
         """
         for group, rule in zip(self.param_groups, rules, strict=True):
             early = in_backward or rule.counts_from_start

@@ -22,7 +22,7 @@ def is_dtensor(x: Tensor) -> bool:
     """Tell whether a tensor is spread over a mesh of ranks."""
     if type(x) is Tensor or type(x) is torch.nn.Parameter:
         return False
-    module = sys.modules.get("torch.distributed.tensor")  # where nobody has imported it, there are none
+    module = sys.modules.get("torch.distributed.tensor")  # if it is not imported, there are none
     return module is not None and isinstance(x, module.DTensor)
 
 

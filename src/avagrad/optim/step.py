@@ -22,7 +22,7 @@ class Step:
     - :meth:`begin` refuses what cannot be stepped, makes states, takes a snapshot of the parameters if the last one
       no longer matches, and has gamma ready. Whatever the host has to read is read here.
     - :meth:`move` has the backends move all parameters by their gradients; :meth:`move_one` moves one of them, inside
-      of backward. Autograd is told what was written.
+      of backward. Version counters are bumped where autograd does not see a write.
     - :meth:`end` hands the sums for the next gamma to the norm, which starts their all-reduce over ranks.
 
     A step that a GradScaler skips moves nothing; ranks still meet in begin and end.
@@ -96,7 +96,7 @@ class Step:
     def _skips(self, *, read: bool = False) -> bool:
         """Tell whether a GradScaler has found an infinity and leaves it to the optimizer to skip the step.
 
-        Kernels ask the device themselves; ``read`` says that somebody else steps, too.
+        Kernels ask the device themselves; ``read`` says that some parameters are moved without them.
         """
         if self.found_inf is None or not (read or self.found_inf.device.type == "cpu"):
             return False

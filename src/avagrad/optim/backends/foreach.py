@@ -48,7 +48,7 @@ class Foreach(Loop):
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
         """Return on each device the sums of eta^p and the counts, a row for each block.
 
-        The norm of foreach adds up in sequence on a CPU, where a float32 sum loses digits: it is told to use float64.
+        The norm of foreach adds up in sequence on a CPU, where a float32 sum loses digits, so it uses float64.
         """
         items = [(view, view.step_value(), block) for view in self.views for block in blocks(view.state[1])]
         rows: list[Any] = [None] * len(items)

@@ -153,5 +153,5 @@ def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Ten
         each = [d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for d in counts]
         return torch.stack([totals, torch.stack(each)], 1)
     column = torch.tensor(counts, dtype=dtype, device="cpu")
-    column = column.pin_memory() if device.type == "cuda" else column  # so that nobody waits for the copy
+    column = column.pin_memory() if device.type == "cuda" else column  # so that the copy is not waited for
     return torch.stack([totals, column.to(device, non_blocking=True)], 1)
