@@ -57,11 +57,7 @@ def store(
 
 
 def random_bits(seed: int, t: Scalar, place: int, element: Tensor) -> Tensor:
-    """Return 32 random bits for each element: a hash, so nothing has to be kept or passed on.
-
-    >>> random_bits(0, 1, 0, torch.arange(2))
-    tensor([1461123477, 2317529112])
-    """
+    """Return 32 random bits for each element: a hash, so nothing has to be kept or passed on."""
     t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
     key = _mix((_mix((_mix(seed) + t) & _LOW) + place) & _LOW)
     return _mix((key + (element & _LOW) * 0x9E3779B9) & _LOW)  # type: ignore[return-value]
@@ -72,9 +68,6 @@ def rounded_at_random(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
 
     Random digits are added to those that are cut off. Below float16's normal numbers its step stays that of
     those just above, so these are shifted there first.
-
-    >>> rounded_at_random(torch.tensor([1.0, 1.001]), torch.bfloat16, torch.tensor([2**32 - 1, 2**32 - 1]))
-    tensor([1.0000, 1.0078], dtype=torch.bfloat16)
     """
     assert x.dtype == torch.float32
     digits = 16 if dtype == torch.bfloat16 else 13

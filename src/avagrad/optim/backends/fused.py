@@ -231,7 +231,7 @@ class Fused(Backend):
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
             scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
-            launch.kernels.step(launch, self._numbers[launch.device], step.totals.get(launch.device), *scaler)
+            launch.kernels.run(launch, self._numbers[launch.device], step.totals.get(launch.device), *scaler)
         return self.params if all(every) else [p for p, address in zip(self.params, every, strict=True) if address]
 
     def begin_backward(self, step: "Step") -> None:
@@ -266,7 +266,7 @@ class Fused(Backend):
         """Return the sums of all blocks, from the state as it is."""
         self._send_numbers(rules)
         for launch, _ in self._launches:
-            launch.kernels.rebuild(launch, self._numbers[launch.device])
+            launch.kernels.run(launch, self._numbers[launch.device], None, rebuild=True)
         return self._sums
 
     def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:

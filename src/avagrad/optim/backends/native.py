@@ -22,7 +22,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from avagrad.optim.backends.fused import Launch
 
-__all__ = ["NUMBERS", "begin_backward", "library", "move_one", "rebuild", "step", "unsupported_reason"]
+__all__ = ["NUMBERS", "begin_backward", "library", "move_one", "run", "unsupported_reason"]
 
 _SOURCE = Path(__file__).with_name("native.c")
 _FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
@@ -93,14 +93,27 @@ def _processor() -> str:
     return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
 
 
-def step(launch: "Launch", numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any) -> None:
-    """Move the tensors that have a gradient."""
-    _run(launch, numbers, totals, grad_scale, found_inf, 0, len(launch.grads))
+def run(
+    launch: "Launch",
+    numbers: Tensor,
+    totals: Any,
+    scale: Any = None,
+    found_inf: Any = None,
+    *,
+    rebuild: bool = False,
+    rows: tuple[int, int] | None = None,
+) -> None:
+    """Move the tensors that have a gradient; with ``rebuild`` only sum up the rates of all, from the state as it is.
 
-
-def rebuild(launch: "Launch", numbers: Tensor) -> None:
-    """Sum up the rates of all tensors, from the state as it is."""
-    _run(launch, numbers, None, None, None, 0, len(launch.grads), rebuild=1)
+    ``rows`` names some of the tensors. The arguments of the call are those of avagrad_step in native.c.
+    """
+    chosen = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, *launch.flags
+    flags = (ctypes.c_int64 * len(chosen))(*chosen)
+    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums, scale, found_inf
+    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in tables]
+    first, last = rows or (0, len(launch.grads))
+    ranges = [ctypes.c_int64(x) for x in (first, last, launch.first_blocks[first], launch.first_blocks[last])]
+    library().avagrad_step(*pointers, flags, *ranges, ctypes.c_int(torch.get_num_threads()))
 
 
 def begin_backward(launch: "Launch", numbers: Tensor, totals: Any) -> None:
@@ -110,17 +123,5 @@ def begin_backward(launch: "Launch", numbers: Tensor, totals: Any) -> None:
 def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals: Any) -> bool:
     """Move one tensor by the gradient at an address; False: it has been counted."""
     launch.grads[row] = gradient
-    _run(launch, numbers, totals, None, None, row, row + 1)
+    run(launch, numbers, totals, rows=(row, row + 1))
     return False
-
-
-def _run(
-    launch: "Launch", numbers: Tensor, totals: Any, scale: Any, found_inf: Any, first: int, last: int, rebuild: int = 0
-) -> None:
-    """Step the tensors in rows ``first`` to ``last``; the arguments are those of avagrad_step in native.c."""
-    chosen = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, *launch.flags
-    flags = (ctypes.c_int64 * len(chosen))(*chosen)
-    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums, scale, found_inf
-    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in tables]
-    ranges = [ctypes.c_int64(x) for x in (first, last, launch.first_blocks[first], launch.first_blocks[last])]
-    library().avagrad_step(*pointers, flags, *ranges, ctypes.c_int(torch.get_num_threads()))

@@ -17,7 +17,7 @@ from torch import Tensor
 from avagrad.optim.backends.fused import COLUMNS, SHARED, Launch
 from avagrad.optim.backends.native import NUMBERS
 
-__all__ = ["begin_backward", "move_one", "rebuild", "step"]
+__all__ = ["begin_backward", "move_one", "run"]
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _COLUMNS = tl.constexpr(len(COLUMNS))
@@ -28,16 +28,12 @@ _SHARED = tl.constexpr(SHARED)
 # --- launching -------------------------------------------------------------------------------------------------------
 
 
-def step(launch: Launch, numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any) -> None:
-    """Move the tensors that have a gradient."""
-    _prepare(launch, numbers, totals, grad_scale, found_inf, rebuild=False, counts=True)
-    _pass(launch, 0, len(launch.blocks))
-
-
-def rebuild(launch: Launch, numbers: Tensor) -> None:
-    """Sum up the rates of all tensors, from the state as it is."""
-    _prepare(launch, numbers, None, None, None, rebuild=True, counts=False)
-    _pass(launch, 0, len(launch.blocks), rebuild=True)
+def run(
+    launch: Launch, numbers: Tensor, totals: Any, scale: Any = None, found_inf: Any = None, *, rebuild: bool = False
+) -> None:
+    """Move the tensors that have a gradient; with ``rebuild`` only sum up the rates of all, from the state as it is."""
+    _prepare(launch, numbers, totals, scale, found_inf, rebuild=rebuild, counts=not rebuild)
+    _pass(launch, 0, len(launch.blocks), rebuild=rebuild)
 
 
 def begin_backward(launch: Launch, numbers: Tensor, totals: Any) -> None:
