@@ -106,11 +106,13 @@ def _fitting_state(
                 f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {tuple(shape)}, for a "
                 f"parameter of shape {tuple(p.shape)}."
             )
-        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, local_part(value))
+        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, value)
     return values
 
 
+@torch.no_grad()
 def _refuse_bad_numbers(what: str, key: str, value: Tensor) -> None:
+    value = local_part(value)
     if not value.numel() or value.is_meta or type(value) not in (Tensor, torch.nn.Parameter):
         return  # there are no numbers to see
     if value.isnan().any():

@@ -113,7 +113,8 @@ class RuleOptimizer(Optimizer):
         if group["fused"]:
             reason = "this class has no fused implementation"
             if self._has_kernels:
-                reason = fused.unsupported_reason([local_part(p) for p in group["params"]]) or ""
+                with torch.no_grad():
+                    reason = fused.unsupported_reason([local_part(p) for p in group["params"]]) or ""
             if reason:
                 raise ValueError(f"{owner}: fused is True, but {reason}. Leave fused out, or set it to False.")
 

@@ -26,9 +26,8 @@ def is_dtensor(x: Tensor) -> bool:
     return module is not None and isinstance(x, module.DTensor)
 
 
-@torch.no_grad()
 def local_part(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return the part of a tensor that this rank holds: a plain tensor itself.
+    """Return the part of a tensor that this rank holds: a plain tensor itself. Called where autograd records nothing.
 
     With ``like``, of a tensor that is spread as that one is: a gradient may still have to be added up over ranks.
     """
