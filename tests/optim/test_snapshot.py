@@ -302,3 +302,36 @@ def test_refresh_lets_go_of_tensors_that_are_no_longer_in_the_state() -> None:
     del value
     opt.refresh()
     assert old() is None
+
+
+class OnDevice(torch.Tensor):
+    """A number on the CPU that says it is on a device, where the host does not read it."""
+
+    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+
+    @classmethod
+    def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        with torch._C.DisableTorchFunctionSubclass():
+            return function(*args, **(kwargs or {}))
+
+
+def test_an_lr_on_the_device_that_is_replaced_by_zero_is_gone() -> None:
+    opt = AvaGrad([p := one()], fused=True)
+    steps(opt, p)
+    for lr, moves in ((torch.tensor(0.1).as_subclass(OnDevice), True), (0.0, False)):
+        opt.param_groups[0]["lr"] = lr
+        before = p.detach().clone()
+        steps(opt, p, n=1)
+        assert torch.equal(p, before) != moves
+
+
+def test_a_refused_group_leaves_no_hooks_inside_the_context() -> None:
+    opt = optimizer_class("AdaShift")([a := one()])
+    part = one()
+    part._fsdp_flattened = True  # type: ignore[attr-defined]
+    with opt.step_in_backward():
+        with pytest.raises(ValueError, match="is a part of a FlatParameter"):
+            opt.add_param_group({"params": [part]})
+        (a.sum() + part.sum()).backward()  # type: ignore[no-untyped-call]
+        opt.step()
+    assert part.grad is not None
