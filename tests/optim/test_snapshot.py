@@ -307,7 +307,7 @@ def test_refresh_lets_go_of_tensors_that_are_no_longer_in_the_state() -> None:
 class OnDevice(torch.Tensor):
     """A number on the CPU that says it is on a device, where the host does not read it."""
 
-    device = property(lambda self: torch.device("cuda"))  # type: ignore[assignment]
+    device = property(lambda self: torch.device("cuda"))
 
     @classmethod
     def __torch_function__(cls, function: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
