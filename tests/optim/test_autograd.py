@@ -8,7 +8,9 @@ import torch
 from problems import ALL, DELAYED, EVERY_PATH, NAMES_AND_PATHS, optimizer_class
 from torch import Tensor
 
-from avagrad.optim import comparison_rules, rules
+from avagrad.optim import rules
+from avagrad.optim.adabound import adabound_step
+from avagrad.optim.adashift import adashift_step
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     **{
@@ -40,11 +42,11 @@ def unrolled(name: str, w: Tensor, gs: list[Tensor], lr: Tensor, tensor_t: bool 
             w, m, v = rules.delayed_step(w, g, m, v, t, eta, gamma, decoupled=decoupled, **forms, **hyper)
         elif name == "AdaBound":
             own = {key: group[key] for key in ("eps", "final_lr", "gamma")} | {"base_lr": lr.detach()}
-            w, m, v, new = comparison_rules.adabound_step(w, g, m, v, largest, t, **own, **hyper)
+            w, m, v, new = adabound_step(w, g, m, v, largest, t, **own, **hyper)
             largest = new if largest is not None else None
         else:
             own = {key: group[key] for key in ("eps", "reduce")}
-            w, kept, v = comparison_rules.adashift_step(w, g, kept, v, t, **own, **hyper)
+            w, kept, v = adashift_step(w, g, kept, v, t, **own, **hyper)
     return w
 
 

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from avagrad.lab import torch_rules
-from avagrad.optim import comparison_rules, rules
+from avagrad.optim import rules
+from avagrad.optim.adabound import adabound_step
+from avagrad.optim.adashift import adashift_step
 
 STEPS = 30
 
@@ -115,7 +117,7 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
         def adabound(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
             hyper: Any = {"lr": lr, "base_lr": lr, "eps": eps, "final_lr": 0.1, "gamma": 1e-3, **betas}
             m, v, v_max = state
-            w, *state = comparison_rules.adabound_step(w, g, m, v, v_max, t, **hyper)
+            w, *state = adabound_step(w, g, m, v, v_max, t, **hyper)
             return w, state
 
         return adabound, zeros(3)
@@ -123,9 +125,7 @@ def method(name: str, per_member: bool = False) -> tuple[Callable[..., Any], Cal
         reduce = None if per_member else "max"
 
         def adashift(w: Tensor, g: Tensor, state: list[Tensor], t: Any, lr: Any, eps: Any) -> Any:
-            w, kept, v = comparison_rules.adashift_step(
-                w, g, state[1:], state[0], t, lr=lr, eps=eps, reduce=reduce, **betas
-            )
+            w, kept, v = adashift_step(w, g, state[1:], state[0], t, lr=lr, eps=eps, reduce=reduce, **betas)
             return w, [v, *kept]
 
         def start(w: Tensor) -> list[Tensor]:

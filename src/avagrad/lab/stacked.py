@@ -16,9 +16,8 @@ from torch.func import vmap
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.methods import method
 from avagrad.lab.torch_rules import adam_step, sgd_step
-from avagrad.optim.adabound import AdaBound
-from avagrad.optim.adashift import AdaShift
-from avagrad.optim.comparison_rules import adabound_step, adashift_step
+from avagrad.optim.adabound import AdaBound, adabound_step
+from avagrad.optim.adashift import AdaShift, adashift_step
 from avagrad.optim.rules import Scalar, delayed_step, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer"]

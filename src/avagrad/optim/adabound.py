@@ -1,32 +1,66 @@
 """AdaBound (Luo, Xiong, Liu, Sun, 2019): Adam between two bounds that become SGD's rate."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
-from avagrad.optim.comparison_rules import adabound_step
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
-from avagrad.optim.rules import Rule, Scalar
+from avagrad.optim.rules import FunctionRule, Scalar, bias_correction_of, indicator, sqrt, with_l2
 
-__all__ = ["AdaBound"]
+__all__ = ["AdaBound", "adabound_step"]
+
+
+def adabound_step(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    v_max: Tensor | None,
+    t: Scalar,
+    *,
+    lr: Scalar,
+    base_lr: Scalar,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    final_lr: Scalar,
+    gamma: Scalar,
+    weight_decay: Scalar = 0.0,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max`` (else ``v``).
+
+    Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
+    scaled by ``lr / base_lr`` so that a schedule moves them along.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> hyper = {"lr": 0.1, "base_lr": 0.1, "beta1": 0.0, "beta2": 0.0, "eps": 1e-8, "final_lr": 0.1, "gamma": 1.0}
+    >>> adabound_step(one, one / 9, zero, zero, None, 1, **hyper)[0]  # Adam's rate, 0.9, is clamped to 0.2
+    tensor([0.9778])
+    """
+    g = with_l2(w, g, weight_decay, maximize)
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    v_max = v if v_max is None else torch.maximum(v_max, v)
+    based = indicator(base_lr != 0, base_lr)  # at base_lr 0 the bounds do not follow lr
+    final = final_lr * (based * lr + (1 - based)) / (base_lr + (1 - based))
+    size = lr * bias_correction_of(beta2, t) ** 0.5 / bias_correction_of(beta1, t)
+    rate = size / (sqrt(v_max) + eps)
+    rate = rate.clamp(min=final * (1 - 1 / (gamma * t + 1)))
+    rate = rate.clamp(max=final * (1 + 1 / (gamma * t)))
+    return w - rate * m, m, v, v_max
 
 
 @dataclass(frozen=True)
-class _AdaBoundRule(Rule):
-    lr: Scalar
-    others: dict[str, Any]  # the other keyword arguments of adabound_step
-    flags: bool  # amsbound: what the state holds
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any]) -> "_AdaBoundRule":
-        """Return the rule that a parameter group sets."""
-        same = {key: group[key] for key in ("base_lr", "eps", "final_lr", "gamma", "weight_decay", "maximize")}
-        return cls(group["lr"], {"beta1": group["betas"][0], "beta2": group["betas"][1], **same}, group["amsbound"])
+class _AdaBoundRule(FunctionRule):
+    keys = ("base_lr", "eps", "final_lr", "gamma", "weight_decay", "maximize")
+    state_keys = ("amsbound",)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

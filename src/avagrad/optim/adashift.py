@@ -1,35 +1,81 @@
 """AdaShift (Zhou, Zhang, Lu, Wang, Zhang, Yu, 2019): second moments from gradients n steps ago."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
+import torch
 from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, Allowed, explain_unknown_keywords
-from avagrad.optim.comparison_rules import adashift_step
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
-from avagrad.optim.rules import Rule, Scalar
+from avagrad.optim.rules import FunctionRule, Scalar, bias_correction_of, indicator, sqrt, where, with_l2
 from avagrad.optim.sharding import global_max, is_dtensor
 
-__all__ = ["AdaShift"]
+__all__ = ["AdaShift", "adashift_step"]
+
+
+def adashift_step(
+    w: Tensor,
+    g: Tensor,
+    kept: Sequence[Tensor],
+    v: Tensor,
+    t: Scalar,
+    *,
+    lr: Scalar,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    reduce: str | None = "max",
+    largest: Callable[[Tensor], Tensor] | None = None,
+    weight_decay: Scalar = 0.0,
+    maximize: bool = False,
+) -> tuple[Tensor, list[Tensor], Tensor]:
+    """Take one step of AdaShift. Returns ``w, kept, v``.
+
+    ``kept`` is a ring of the last n gradients: slot ``(t - 1) mod n`` holds ``g_{t-n}``, which
+    enters ``v`` now and gives its place to ``g_t``. Nothing moves before ``t = n + 1``. With
+    ``reduce="max"`` the tensor shares one second moment and ``v`` is 0-dimensional; for a stack of
+    models use ``torch.func.vmap``. ``largest`` finds the maximum where the tensor is a part of a larger one.
+
+    >>> w, g, older = torch.ones(2), torch.ones(2), torch.tensor([2.0, 4.0])
+    >>> adashift_step(w, g, [older], torch.zeros(()), 2, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([0.9750, 0.9750])
+    """
+    n = len(kept)
+    g = with_l2(w, g, weight_decay, maximize)
+    slot = (t - 1) % n
+    oldest = kept[0]
+    for i in range(1, n):
+        oldest = where(slot == i, kept[i], oldest)
+    kept = [where(slot == i, g, kept[i]) for i in range(n)]
+    weights = [_power(beta1, (slot - i) % n) for i in range(n)]  # beta1^age, the newest first
+    m = sum((a * x for a, x in zip(weights, kept, strict=True)), torch.zeros_like(g)) / sum(weights)
+
+    squared = oldest * oldest
+    if reduce == "max":
+        squared = (largest or _largest)(squared)
+    started = t > n
+    v = where(started, beta2 * v + (1 - beta2) * squared, v)
+    v_hat = v / bias_correction_of(beta2, 1 + (t - n - 1) * indicator(started, t))
+    return where(started, w - lr * m / (sqrt(v_hat) + eps), w), kept, v
+
+
+def _largest(x: Tensor) -> Tensor:
+    return x.amax() if x.numel() else x.sum()
+
+
+def _power(base: Scalar, exponent: Scalar) -> Scalar:
+    return torch.pow(base, exponent) if isinstance(exponent, Tensor) else base**exponent
 
 
 @dataclass(frozen=True)
-class _AdaShiftRule(Rule):
-    lr: Scalar
-    others: dict[str, Any]  # the other keyword arguments of adashift_step
-    flags: tuple[int, bool]  # what the state holds
-
-    @classmethod
-    def of(cls, group: Mapping[str, Any]) -> "_AdaShiftRule":
-        """Return the rule that a parameter group sets."""
-        same = {key: group[key] for key in ("eps", "reduce", "weight_decay", "maximize")}
-        others = {"beta1": group["betas"][0], "beta2": group["betas"][1], **same}
-        return cls(group["lr"], others, (group["keep"], group["reduce"] is None))
+class _AdaShiftRule(FunctionRule):
+    keys = ("eps", "reduce", "weight_decay", "maximize")
+    state_keys = ("keep", "reduce")
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

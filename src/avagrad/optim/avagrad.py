@@ -162,7 +162,7 @@ class _Delayed(RuleOptimizer):
                 eta = eta[eta > 0]  # all others do not count
                 etas.append(eta)
                 moves.append(float(rule.lr) * gamma * eta)
-        powers, move = torch.cat(etas).double() ** (rules[0].norm or 2), torch.cat(moves)
+        powers, move = torch.cat(etas).double() ** (rules[0].flags.norm or 2), torch.cat(moves)
         if not powers.numel():
             powers = move = torch.zeros(1, dtype=torch.float64, device="cpu")
         largest = powers.topk((powers.numel() + 99) // 100).values.sum() / powers.sum().clamp(min=1e-300)

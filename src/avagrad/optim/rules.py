@@ -29,7 +29,7 @@ from 1; it, too, is a number or a tensor.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -46,6 +46,7 @@ __all__ = [
 
 Scalar: TypeAlias = float | Tensor
 _R = TypeVar("_R", bound="Rule")
+_F = TypeVar("_F", bound="FunctionRule")
 
 
 # --- the delayed family: Delayed Adam, AvaGrad, AvaGradW -----------------------------------------
@@ -207,6 +208,25 @@ class Rule:
 
 
 @dataclass(frozen=True)
+class FunctionRule(Rule):
+    """A rule that is one function of a parameter and its state: a subclass says which, and with which arguments."""
+
+    keys: ClassVar[tuple[str, ...]]  # of a group, which are arguments of the function beside lr and betas
+    state_keys: ClassVar[tuple[str, ...]]  # of a group, which say what the state holds
+
+    lr: Scalar
+    others: dict[str, Any]
+    flags: tuple[Any, ...]
+
+    @classmethod
+    def of(cls: type[_F], group: Mapping[str, Any]) -> _F:
+        """Return the rule that a parameter group sets."""
+        beta1, beta2 = group["betas"]
+        others = {"beta1": beta1, "beta2": beta2, **{key: group[key] for key in cls.keys}}
+        return cls(group["lr"], others, tuple(group[key] for key in cls.state_keys))
+
+
+@dataclass(frozen=True)
 class Delayed(Rule):
     """The delayed rule with the hyper-parameters of one parameter group.
 
@@ -222,19 +242,16 @@ class Delayed(Rule):
     beta2: float
     eps: float
     weight_decay: float
-    norm: int
-    decoupled: bool
-    bias_correction: bool
-    active_only: bool
-    maximize: bool
+    flags: Flags
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Delayed":
         """Return the rule that a parameter group sets."""
+        decoupled, decays = group["decoupled_weight_decay"], group["weight_decay"] != 0
+        forms = (group[key] for key in ("bias_correction", "active_only", "maximize"))
+        flags = Flags(group.get("norm", 0), decoupled, decays, *forms)
         beta1, beta2 = group["betas"]
-        norm, decoupled = group.get("norm", 0), group["decoupled_weight_decay"]
-        same = {key: group[key] for key in ("lr", "eps", "weight_decay", "bias_correction", "active_only", "maximize")}
-        return cls(beta1=beta1, beta2=beta2, norm=norm, decoupled=decoupled, **same)
+        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], flags)
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:
@@ -242,41 +259,34 @@ class Delayed(Rule):
         return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay
 
     @property
-    def flags(self) -> Flags:
-        """The choices that a kernel is compiled for."""
-        decays = self.weight_decay != 0
-        return Flags(self.norm, self.decoupled, decays, self.bias_correction, self.active_only, self.maximize)
-
-    @property
     def normalised(self) -> bool:  # type: ignore[override]
         """Whether gamma comes from the norm; else it is 1."""
-        return self.norm != 0
+        return self.flags.norm != 0
 
     @property
     def norm_key(self) -> tuple[Any, ...]:
         """What the sum of the rates depends on, beside the state."""
-        return self.beta2, self.eps, self.norm, self.bias_correction, self.active_only
+        return self.beta2, self.eps, self.flags.norm, self.flags.bias_correction, self.flags.active_only
 
     @property
     def counts_from_start(self) -> bool:  # type: ignore[override]
         """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
-        return not self.bias_correction and not self.active_only
-
-    @property
-    def _forms(self) -> dict[str, bool]:
-        return {"bias_correction": self.bias_correction, "active_only": self.active_only}
+        return not self.flags.bias_correction and not self.flags.active_only
 
     def rates(self, v: Tensor, step: Scalar) -> Tensor:
         """Return the rates; see :func:`rates`."""
-        return rates(v, step, beta2=self.beta2, eps=self.eps, **self._forms)
+        bias_correction, active_only = self.flags.bias_correction, self.flags.active_only
+        return rates(v, step, beta2=self.beta2, eps=self.eps, bias_correction=bias_correction, active_only=active_only)
 
     def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
         """Return the sum of the powers of the rates and how many count; see :func:`power_sum`."""
-        return power_sum(self.rates(v, step), v, step, norm=self.norm, **self._forms)
+        f = self.flags
+        eta = self.rates(v, step)
+        return power_sum(eta, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
-        return scale(total[0], total[1], norm=self.norm)
+        return scale(total[0], total[1], norm=self.flags.norm)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
@@ -284,7 +294,7 @@ class Delayed(Rule):
         """Return the new ``w, m, v``; see :func:`delayed_step`."""
         m, v = state
         numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
-        forms = {"decoupled": self.decoupled, "maximize": self.maximize, **self._forms}
+        forms = {key: value for key, value in self.flags._asdict().items() if key not in ("norm", "decays")}
         return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, **numbers, **forms)  # type: ignore[arg-type]
 
 
@@ -310,6 +320,12 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
 def is_on(x: Scalar) -> bool:
     """Tell whether a term with this factor has to be worked out."""
     return isinstance(x, Tensor) or x != 0
+
+
+def with_l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
+    """Return the gradient to go down by, weight decay added."""
+    g = -g if maximize else g
+    return g + weight_decay * w if is_on(weight_decay) else g
 
 
 def where(condition: bool | Tensor, yes: Tensor, no: Tensor) -> Tensor:

@@ -58,10 +58,10 @@ class Foreach(Loop):
             rule = rules[batch[0][1][0].group]
             assert isinstance(rule, Delayed)
             etas = _rates(vs, steps, rule)
-            totals = torch.stack(torch._foreach_norm(etas, rule.norm, dtype=torch.float64)) ** rule.norm
+            totals = torch.stack(torch._foreach_norm(etas, rule.flags.norm, dtype=torch.float64)) ** rule.flags.norm
             for (at, (_, step, v)), total in zip(batch, totals.unbind(), strict=True):
-                d: Scalar = (v != 0).sum() if rule.active_only else v.numel()
-                rows[at] = (total, d * _known(step) if rule.bias_correction else d)
+                d: Scalar = (v != 0).sum() if rule.flags.active_only else v.numel()
+                rows[at] = (total, d * _known(step) if rule.flags.bias_correction else d)
         found: dict[torch.device, list[tuple[Tensor, Scalar]]] = {}
         for (view, _, _), row in zip(items, rows, strict=True):
             found.setdefault(view.w.device, []).append(row)
@@ -104,7 +104,7 @@ def count_gradients(steps: list[Tensor]) -> None:
 
 def _rates(vs: list[Tensor], steps: Sequence[Scalar], rule: Delayed) -> list[Tensor]:
     """As :func:`avagrad.optim.rules.rates`, for each ``v`` and the number of gradients it has seen."""
-    if rule.bias_correction:
+    if rule.flags.bias_correction:
         known: Any = [_known(step) for step in steps]
         seen = [step + (1 - k) for step, k in zip(steps, known, strict=True)]
         corrections: Any = _bias_corrections(rule.beta2, seen)
@@ -114,9 +114,9 @@ def _rates(vs: list[Tensor], steps: Sequence[Scalar], rule: Delayed) -> list[Ten
         etas = list(torch._foreach_sqrt(vs))
     torch._foreach_add_(etas, rule.eps)
     torch._foreach_reciprocal_(etas)
-    if rule.bias_correction and any(isinstance(step, Tensor) or step == 0 for step in steps):
+    if rule.flags.bias_correction and any(isinstance(step, Tensor) or step == 0 for step in steps):
         torch._foreach_mul_(etas, known)
-    if rule.active_only:
+    if rule.flags.active_only:
         torch._foreach_mul_(etas, list(torch._foreach_sign(vs)))
     return etas
 
@@ -140,7 +140,7 @@ def _delayed_step(
     if "compensation" in roundings[0]:
         torch._foreach_add_(ws, _as(dtype, [rounding["compensation"] for rounding in roundings]))
     etas = _rates(vs, steps, rule)
-    if rule.maximize:
+    if rule.flags.maximize:
         gs = list(torch._foreach_neg(gs))
     gs = _decay(ws, gs, vs, steps, rule)
     torch._foreach_mul_(ms, rule.beta1)
@@ -148,11 +148,11 @@ def _delayed_step(
 
     alpha = rule.lr * gamma
     torch._foreach_mul_(etas, alpha.to(dtype) if isinstance(alpha, Tensor) else alpha)
-    if rule.bias_correction:
+    if rule.flags.bias_correction:
         corrections: Any = _bias_corrections(rule.beta1, [step + 1 for step in steps])
         torch._foreach_div_(etas, corrections)
     torch._foreach_mul_(etas, ms)
-    if rule.bias_correction:  # a first gradient only fills the moments: infinity times 0 is not to reach w
+    if rule.flags.bias_correction:  # a first gradient only fills the moments: infinity times 0 is not to reach w
         etas = [_where_known(step, eta) for step, eta in zip(steps, etas, strict=True)]
     torch._foreach_sub_(ws, etas)
 
@@ -171,12 +171,12 @@ def _decay(
     """Decay the weights in place, or return gradients with the decay added."""
     if rule.weight_decay == 0:
         return gs
-    if rule.decoupled:
-        started = [_known(step) if rule.bias_correction else 1.0 for step in steps]
+    if rule.flags.decoupled:
+        started = [_known(step) if rule.flags.bias_correction else 1.0 for step in steps]
         shrink: Any = [1 - rule.lr * rule.weight_decay * s for s in started]
         torch._foreach_mul_(ws, shrink)
         return gs
-    if rule.active_only:  # decay alone does not make a coordinate active
+    if rule.flags.active_only:  # decay alone does not make a coordinate active
         decays = list(torch._foreach_abs(gs))
         torch._foreach_add_(decays, vs)
         torch._foreach_sign_(decays)
