@@ -4,16 +4,17 @@ PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+NATIVE := $(VENV)/.native
 JOBS   ?= 2
 
-.PHONY: demo test check results format clean
+.PHONY: demo test check results format dist clean
 
 # The paper's experiments in small, and a page about them: three minutes on two cores. Stopped, it goes on.
-demo: $(READY)
+demo: $(NATIVE)
 	$(BIN)/avagrad demo $(ARGS)
 
 # Every test process computes with one thread, so that processes do not fight over the cores.
-test: $(READY)
+test: $(NATIVE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(READY)
@@ -22,19 +23,30 @@ check: $(READY)
 	$(BIN)/mypy
 
 # The page and the figures of what was measured, from the records in results/ alone.
-results: $(READY)
+results: $(NATIVE)
 	$(BIN)/python benchmarks/results.py
 
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# The source distribution and the wheel. Both libraries must be in the wheel, and no OpenMP runtime: torch brings one.
+dist: $(READY)
+	rm -rf build dist
+	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w dist .
+	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" > /dev/null
+	$(BIN)/python .ci/check_wheel.py dist/*.whl
+
 # torch first and alone, at its pinned version: a package that asks for "torch" must find it there.
 $(READY): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt torch setuptools
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-build-isolation -e ".[dev]"
+	touch $@ $(NATIVE)
+
+$(NATIVE): $(READY) setup.py src/avagrad/optim/backends/native.c
+	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist src/*.egg-info src/avagrad/optim/backends/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

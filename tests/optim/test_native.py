@@ -1,11 +1,8 @@
-"""The native code: how it is built, kept and done without."""
+"""The native code: which is chosen, and what is done without it."""
 
-import os
-import stat
 import subprocess
 import sys
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,20 +10,7 @@ import torch
 from problems import gradients, is_fused, laid_out_as, parameters
 
 from avagrad import AvaGrad
-from avagrad.optim.backends import native
-
-
-@pytest.fixture
-def built_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """Forget the library, and look for it in an empty cache; what is found there is forgotten again."""
-    monkeypatch.setenv("AVAGRAD_CACHE_DIR", str(tmp_path / "cache"))
-    forget()
-    yield tmp_path / "cache"
-    forget()
-
-
-def forget() -> None:
-    native.library.cache_clear()
+from avagrad.optim.backends import choose, native
 
 
 def one() -> torch.nn.Parameter:
@@ -40,57 +24,57 @@ def steps(opt: Any, n: int = 3) -> None:
         opt.step()
 
 
-def test_without_a_compiler_the_default_is_another_path_and_fused_says_what_is_missing(
-    built_anew: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", "")
-    monkeypatch.delenv("CC", raising=False)
-    with pytest.raises(ValueError, match="AvaGrad: fused is True, but no C compiler has been found"):
+@pytest.fixture
+def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """A package that was built without its native code."""
+    for name in ("_native", "_native_avx2"):
+        monkeypatch.setitem(sys.modules, f"avagrad.optim.backends.{name}", None)
+    for cached in (native.extension, choose._warn_of_missing_native):
+        cached.cache_clear()
+    yield
+    for cached in (native.extension, choose._warn_of_missing_native):
+        cached.cache_clear()
+
+
+@pytest.mark.usefixtures("without_native")
+def test_without_native_code_the_default_is_foreach_and_says_so_once() -> None:
+    with pytest.raises(ValueError, match="AvaGrad: fused is True, but avagrad was built without its native code"):
         AvaGrad([one()], fused=True)
     opt = AvaGrad([w := one()])
-    steps(opt)
+    with pytest.warns(UserWarning, match="install it from a wheel"):
+        steps(opt)
+    steps(AvaGrad([one()]))
     assert not is_fused(opt)
     assert opt.state[w]["step"] == 3
+    slow = AvaGrad([x := one()], foreach=True)
+    steps(slow)
+    assert torch.equal(w, x)
 
 
-def test_a_compiler_that_fails_is_quoted(built_anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CC", str(script(tmp_path / "broken", "echo 'cannot do that' >&2; exit 1")))
-    with pytest.raises(ValueError, match=r"the C compiler .*broken could not build the native code \(cannot do that\)"):
-        AvaGrad([one()], fused=True)
-    assert list(built_anew.iterdir()) == []
-    forget()
-    monkeypatch.setenv("CC", "false")
-    with pytest.raises(ValueError, match=r"\(it ended with the status 1 and said nothing\)"):
-        AvaGrad([one()], fused=True)
+@pytest.mark.usefixtures("without_native")
+@pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": False}])
+def test_without_native_code_a_chosen_path_is_not_warned_of(options: dict[str, bool]) -> None:
+    steps(AvaGrad([one()], **options))  # type: ignore[arg-type]
 
 
-def test_a_compiler_that_does_not_know_its_processor(
-    built_anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    refuses = 'case "$*" in *-march=native*) exit 1;; *) exec cc "$@";; esac'
-    monkeypatch.setenv("CC", str(script(tmp_path / "plain", refuses)))
-    steps(AvaGrad([one()], fused=True))
+def test_the_code_is_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
+    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    assert native.extension().__name__.endswith("_native_avx2" if has_avx2 else "_native")
+    native.extension.cache_clear()
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    try:
+        assert native.extension().__name__.endswith("_native")
+        steps(opt := AvaGrad([one()]))
+        assert is_fused(opt)
+    finally:
+        native.extension.cache_clear()
 
 
-def test_it_is_built_once_and_kept(built_anew: Path, tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    compiler = script(tmp_path / "logged", f'echo built >> {log}; exec cc "$@"')
-    code = "import torch, avagrad; avagrad.AvaGrad([torch.nn.Parameter(torch.ones(2))], fused=True)"
-    for _ in range(2):
-        env = {**os.environ, "CC": str(compiler), "AVAGRAD_CACHE_DIR": str(built_anew)}
-        subprocess.run([sys.executable, "-c", code], check=True, env=env)
-    assert log.read_text() == "built\n"
-    assert len(list(built_anew.iterdir())) == 1
-
-
-def test_a_cache_that_cannot_be_written_to_is_done_without(
-    built_anew: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setenv("AVAGRAD_CACHE_DIR", str(tmp_path / "file" / "cache"))
-    opt = AvaGrad([one()], fused=True)
-    steps(opt)
-    assert is_fused(opt)
+def test_bad_arguments_of_the_extension_are_errors() -> None:
+    with pytest.raises(IndexError):
+        native.extension().step(1, 2)
+    with pytest.raises(TypeError):
+        native.extension().step("no address", *[0] * 30)
 
 
 def test_the_number_of_threads_does_not_show() -> None:
@@ -125,9 +109,3 @@ def test_torch_and_the_native_code_share_one_openmp() -> None:
     maps = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.splitlines()
     assert len({line.split()[-1] for line in maps if "libgomp" in line or "libiomp" in line}) == 1
     assert any("avagrad" in line and line.endswith(".so") for line in maps), "the native code was loaded"
-
-
-def script(path: Path, commands: str) -> Path:
-    path.write_text(f"#!/bin/sh\n{commands}\n")
-    path.chmod(path.stat().st_mode | stat.S_IXUSR)
-    return path

@@ -267,9 +267,8 @@ class AvaGrad(_Delayed):
         foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
             some hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code that a C
-            compiler builds at the first step. None does so where it can. Parameters may be float32, bfloat16,
-            float16 and, on a CPU, float64.
+        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code. None does so
+            where it can. Parameters may be float32, bfloat16, float16 and, on a CPU, float64.
         process_group: the ranks over which parameters are spread that do not say so themselves: FSDP1's with
             use_orig_params, ZeroRedundancyOptimizer's, DeepSpeed's. DTensors (fully_shard, tensor parallel) need none.
             It is an attribute, and not part of a saved, pickled or copied optimizer.

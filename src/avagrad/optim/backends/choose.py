@@ -1,5 +1,7 @@
 """Which backend moves a parameter group: who can, or why not."""
 
+import functools
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,7 +49,20 @@ def wants_fused(group: dict[str, Any], local: Sequence[Tensor]) -> bool:
 
 
 def prefers_foreach(group: dict[str, Any], params: list[Tensor]) -> bool:
-    """Choose between foreach and the loop, as torch does."""
-    if group["foreach"] is None and group["fused"] is None:
-        return _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)[1]
-    return bool(group["foreach"])
+    """Choose between foreach and the loop: as torch does, and foreach where the native code is missing."""
+    if group["foreach"] is not None or group["fused"] is not None:
+        return bool(group["foreach"])
+    if fused.unsupported_reason(params) == fused.NO_NATIVE:
+        _warn_of_missing_native()
+        return True
+    return _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)[1]
+
+
+@functools.cache
+def _warn_of_missing_native() -> None:
+    """Say once in a process why steps on the CPU are slow."""
+    warnings.warn(
+        f"{fused.NO_NATIVE}. Until then steps use foreach, which takes several times as long; foreach=True says that "
+        "this is meant.",
+        stacklevel=2,
+    )

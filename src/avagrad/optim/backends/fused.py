@@ -29,6 +29,10 @@ _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64
 BLOCK, WARPS = 1024, 4
 LARGE, LARGE_BLOCK, LARGE_WARPS = 2**28, 2048, 8
 CPU_BLOCK = 16384
+NO_NATIVE = (
+    "avagrad was built without its native code for CPUs; install it from a wheel, or where there are a C compiler and "
+    "Python's headers"
+)
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
 # What a row of Launch.tensors holds (int64): addresses, the size, the group, the place among all parameters, the
 # first block and the seed of rounding. native.c and triton.py name the columns in the same order.
@@ -54,10 +58,11 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
             return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
-    devices = {p.device for p in params}
-    if any(map(_on_triton, devices)) and not _has_triton():
+    if any(_on_triton(p.device) for p in params) and not _has_triton():
         return "Triton cannot be imported"
-    return None if all(map(_on_triton, devices)) else native.unsupported_reason()
+    if any(not _on_triton(p.device) for p in params) and native.extension() is None:
+        return NO_NATIVE
+    return None
 
 
 def fit(views: Sequence["ParamView"]) -> bool:
@@ -230,8 +235,8 @@ class Fused(Backend):
             if addresses != launch.sent:
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
-            scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
-            launch.kernels.run(launch, self._numbers[launch.device], step.totals.get(launch.device), *scaler)
+            self._prepare(launch, step, counts=True)
+            launch.kernels.go_over(launch, 0, len(launch.blocks))
         return self.params if all(every) else [p for p, address in zip(self.params, every, strict=True) if address]
 
     def begin_backward(self, step: "Step") -> None:
@@ -240,7 +245,7 @@ class Fused(Backend):
         for launch, _ in self._launches:
             launch.sent = []
             launch.grads.fill_(1)  # all may move
-            launch.kernels.begin_backward(launch, self._numbers[launch.device], step.totals.get(launch.device))
+            self._prepare(launch, step, counts=False)
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move one parameter, in a step that has begun; False if its gradient cannot be read."""
@@ -249,16 +254,20 @@ class Fused(Backend):
         if laid is None or w.data_ptr() != self._addresses[i]:  # a hook may have given it other memory
             return False
         launch, row = self._rows[i]
-        total = step.totals.get(launch.device)
-        if launch.kernels.move_one(launch, row, _address(laid), self._numbers[launch.device], total):
-            self._moved.append(self.views[i].step)
+        launch.kernels.go_over(launch, *launch.first_blocks[row : row + 2], gradient=_address(laid))
+        self._moved.append(self.views[i].step)
         return True
 
     def end_backward(self) -> None:
-        """End such a step: count the gradients that no kernel has counted."""
+        """End such a step: count the gradients."""
         for device in {step.device for step in self._moved}:
             torch._foreach_add_([step for step in self._moved if step.device == device], 1)
         self._moved = []
+
+    def _prepare(self, launch: Launch, step: "Step", *, counts: bool) -> None:
+        scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
+        given = self._numbers[launch.device], step.totals.get(launch.device), *scaler
+        launch.kernels.prepare(launch, *given, rebuild=False, counts=counts)
 
     # --- the sums for the next norm ---
 
@@ -266,7 +275,8 @@ class Fused(Backend):
         """Return the sums of all blocks, from the state as it is."""
         self._send_numbers(rules)
         for launch, _ in self._launches:
-            launch.kernels.run(launch, self._numbers[launch.device], None, rebuild=True)
+            launch.kernels.prepare(launch, self._numbers[launch.device], *[None] * 3, rebuild=True, counts=False)
+            launch.kernels.go_over(launch, 0, len(launch.blocks), rebuild=True)
         return self._sums
 
     def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:

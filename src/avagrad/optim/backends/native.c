@@ -7,6 +7,8 @@
 
 #ifndef REAL
 
+#include <Python.h>
+
 #include <math.h>
 #include <stdbool.h>
 #include <stdint.h>
@@ -18,7 +20,7 @@ enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAREST, STOCHASTIC, KAHAN };
 
 typedef struct {
-    int64_t dtype, block, rounding, rebuild;
+    int64_t dtype, block, rounding, rebuild, counts;
     int64_t norm, decoupled, decays, bias_correction, active_only, maximize; /* as rules.Flags; norm 0: gamma is 1 */
 } Flags;
 
@@ -69,7 +71,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.weight_decay = group[WEIGHT_DECAY];
     s.unscale = (grad_scale ? 1.0 / *grad_scale : 1.0) * (flags->maximize ? -1 : 1);
     s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PLACE]);
-    if (s.moves) *step = (float)t;
+    if (s.moves && flags->counts) *step = (float)t;
     return s;
 }
 
@@ -136,24 +138,59 @@ static inline uint16_t to_half(float x, bool bfloat16, bool nearest, uint32_t ra
 #define IN(name) name##_double
 #include "native.c"
 
-/* Take the step for tensors `first` to `last`, whose blocks are `first_block` to `last_block`. */
-void avagrad_step(const int64_t *tensors, const int64_t *grads, const double *numbers, const double *totals,
-                  Shared *shared, const int32_t *blocks, double *sums, const float *grad_scale,
-                  const float *found_inf, const Flags *flags, int64_t first, int64_t last, int64_t first_block,
-                  int64_t last_block, int threads) {
-    for (int64_t i = first; i < last; i++)
-        shared[i] = prepared(tensors + i * COLUMNS, grads[i], numbers, totals, grad_scale, found_inf, flags);
-    #pragma omp parallel for schedule(dynamic) num_threads(threads) if (last_block - first_block > 1 && threads > 1)
-    for (int64_t b = first_block; b < last_block; b++) {
+static void go_over(const int64_t *tensors, const int64_t *grads, const Shared *shared, const int32_t *blocks,
+                    double *sums, int64_t gradient, int64_t first, int64_t last, int threads, const Flags *flags) {
+    #pragma omp parallel for schedule(dynamic) num_threads(threads) if (last - first > 1 && threads > 1)
+    for (int64_t b = first; b < last; b++) {
         const int64_t i = blocks[b], *row = tensors + i * COLUMNS, start = (b - row[FIRST_BLOCK]) * flags->block;
         if (!flags->rebuild && shared[i].moves == 0) continue;
-        int64_t n = row[NUMEL] - start < flags->block ? row[NUMEL] - start : flags->block;
+        const int64_t n = row[NUMEL] - start < flags->block ? row[NUMEL] - start : flags->block;
+        const int64_t g = gradient ? gradient : grads[i];
         if (flags->dtype == FLOAT64)
-            block_double(row, grads[i], start, n, &shared[i], flags, sums + 2 * b);
+            block_double(row, g, start, n, &shared[i], flags, sums + 2 * b);
         else
-            block_float(row, grads[i], start, n, &shared[i], flags, sums + 2 * b);
+            block_float(row, g, start, n, &shared[i], flags, sums + 2 * b);
     }
 }
+
+/* --- a module of one function --- */
+
+enum { TENSORS, GRADS, SHARED, BLOCKS, SUMS, GROUPS, TOTALS, SCALE, FOUND_INF, /* addresses */
+       GRADIENT, COUNT, FIRST, LAST, THREADS, FLAGS };
+
+/* step(): whole numbers in the order above, then the fields of Flags. */
+static PyObject *step(PyObject *module, PyObject *args) {
+    int64_t a[FLAGS + sizeof(Flags) / sizeof(int64_t)];
+    for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
+        PyObject *x = PyTuple_GetItem(args, (Py_ssize_t)i);
+        a[i] = x ? PyLong_AsLongLong(x) : 0;
+        if (PyErr_Occurred()) return NULL;
+    }
+    Flags flags;
+    memcpy(&flags, a + FLAGS, sizeof flags);
+    const int64_t *tensors = (int64_t *)a[TENSORS], *grads = (int64_t *)a[GRADS];
+    Shared *shared = (Shared *)a[SHARED];
+    Py_BEGIN_ALLOW_THREADS
+    if (a[FIRST] < a[LAST])
+        go_over(tensors, grads, shared, (int32_t *)a[BLOCKS], (double *)a[SUMS], a[GRADIENT], a[FIRST], a[LAST],
+                (int)a[THREADS], &flags);
+    else if (a[GROUPS])
+        for (int64_t i = 0; i < a[COUNT]; i++)
+            shared[i] = prepared(tensors + i * COLUMNS, grads[i], (double *)a[GROUPS], (double *)a[TOTALS],
+                                 (float *)a[SCALE], (float *)a[FOUND_INF], &flags);
+    Py_END_ALLOW_THREADS
+    Py_RETURN_NONE;
+}
+
+#define AS_TEXT(x) #x
+#define NAMED(name) AS_TEXT(name)
+#define INIT(name) PyInit_##name
+#define INIT_OF(name) INIT(name)
+
+static PyMethodDef methods[] = {{"step", step, METH_VARARGS, "Take a step over tables of addresses."}, {0}};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAMED(MODULE), NULL, -1, methods};
+
+PyMODINIT_FUNC INIT_OF(MODULE)(void) { return PyModule_Create(&definition); }
 
 #else /* --- in float and in double --- */
 

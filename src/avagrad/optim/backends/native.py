@@ -1,19 +1,7 @@
-"""The native code of ``native.c``: built when first used, kept in the user's cache, called through ctypes.
+"""The native code of ``native.c``: an extension that is built with the package, and chosen by processor."""
 
-It is plain C: built in about a second by any C compiler with OpenMP, where a file that includes torch's C++ headers
-takes twenty and a C++ compiler. Its threads are torch's: it is linked to the OpenMP library that torch has loaded.
-"""
-
-import ctypes
 import functools
-import hashlib
-import os
-import platform
-import shutil
-import subprocess
-import sysconfig
-import tempfile
-from pathlib import Path
+import importlib
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,106 +10,43 @@ from torch import Tensor
 if TYPE_CHECKING:
     from avagrad.optim.backends.fused import Launch
 
-__all__ = ["NUMBERS", "begin_backward", "library", "move_one", "run", "unsupported_reason"]
+__all__ = ["NUMBERS", "extension", "go_over", "prepare"]
 
-_SOURCE = Path(__file__).with_name("native.c")
-_FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-shared", "-fPIC"]
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
 NUMBERS = 5  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay
 
 
-def unsupported_reason() -> str | None:
-    """Say why there is no native code; None if there is."""
-    found = library()
-    return found if isinstance(found, str) else None
-
-
 @functools.cache
-def library() -> Any:
-    """Return the library, built if need be; or, as a string, the reason why there is none."""
-    command = os.environ.get("CC", "").split() or [name for name in ("cc", "gcc", "clang") if shutil.which(name)][:1]
-    if not command or shutil.which(command[0]) is None:
-        return "no C compiler has been found, which builds the native code (looked for CC, cc, gcc and clang)"
-    # "native" code is for this processor; a home directory may be shared by several.
-    about = f"{command} {_FLAGS} {platform.machine()} {_processor()} {sysconfig.get_platform()}".encode()
-    name = f"native-{hashlib.sha256(_SOURCE.read_bytes() + about).hexdigest()[:20]}.so"
-    try:
-        folder = _cache()
-        path = folder / name
-        if not path.exists():
-            _build(command, path)
-        made = ctypes.CDLL(str(path))
-    except (OSError, subprocess.CalledProcessError) as error:
-        said = str(error)
-        if isinstance(error, subprocess.CalledProcessError):
-            said = error.stderr.strip() or f"it ended with the status {error.returncode} and said nothing"
-        return f"the C compiler {command[0]} could not build the native code ({said.splitlines()[-1][:200]})"
-    return made
+def extension() -> Any:
+    """Return the module for this processor; None where the package was built without it.
 
-
-def _build(command: list[str], path: Path) -> None:
-    with tempfile.NamedTemporaryFile(dir=path.parent, suffix=".so", delete=False) as file:
-        made = Path(file.name)
-    try:
-        for native in (["-march=native"], []):  # a compiler may not know its own processor
-            arguments = [*command, *_FLAGS, *native, "-o", str(made), str(_SOURCE), "-lm"]
-            done = subprocess.run(arguments, capture_output=True, text=True, check=not native)
-            if done.returncode == 0:
-                break
-        made.replace(path)  # at once: other processes may be building the same
-    finally:
-        made.unlink(missing_ok=True)
-
-
-def _cache() -> Path:
-    home = os.environ.get("AVAGRAD_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "avagrad"
-    folder = Path(home).expanduser()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=folder):
-            return folder
-    except (OSError, RuntimeError):  # not ours to write to: build for this process alone
-        return Path(tempfile.mkdtemp(prefix="avagrad-"))
-
-
-def _processor() -> str:
-    try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    except OSError:
-        return platform.processor()
-    return next((line for line in lines if line.startswith(("flags", "Features"))), platform.processor())
-
-
-def run(
-    launch: "Launch",
-    numbers: Tensor,
-    totals: Any,
-    scale: Any = None,
-    found_inf: Any = None,
-    *,
-    rebuild: bool = False,
-    rows: tuple[int, int] | None = None,
-) -> None:
-    """Move the tensors that have a gradient; with ``rebuild`` only sum up the rates of all, from the state as it is.
-
-    ``rows`` names some of the tensors. The arguments of the call are those of avagrad_step in native.c.
+    torch is imported by now, so the module finds the OpenMP runtime that torch has loaded.
     """
-    chosen = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, *launch.flags
-    flags = (ctypes.c_int64 * len(chosen))(*chosen)
-    tables = launch.tensors, launch.grads, numbers, totals, launch.shared, launch.blocks, launch.sums, scale, found_inf
-    pointers = [None if x is None else ctypes.c_void_p(x.data_ptr()) for x in tables]
-    first, last = rows or (0, len(launch.grads))
-    ranges = [ctypes.c_int64(x) for x in (first, last, launch.first_blocks[first], launch.first_blocks[last])]
-    library().avagrad_step(*pointers, flags, *ranges, ctypes.c_int(torch.get_num_threads()))
+    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
+    for name in ("_native_avx2", "_native") if has_avx2 else ("_native",):
+        try:
+            return importlib.import_module(f"avagrad.optim.backends.{name}")
+        except ImportError:
+            continue
+    return None
 
 
-def begin_backward(launch: "Launch", numbers: Tensor, totals: Any) -> None:
-    """Do nothing: each tensor is moved on its own."""
+def prepare(
+    launch: "Launch", numbers: Tensor, totals: Any, scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
+) -> None:
+    """Work out what the coordinates of each tensor share in a step; with ``counts`` count the gradients."""
+    _call(launch, (numbers, totals, scale, found_inf), 0, 0, rebuild=rebuild, gradient=0, counts=counts)
 
 
-def move_one(launch: "Launch", row: int, gradient: int, numbers: Tensor, totals: Any) -> bool:
-    """Move one tensor by the gradient at an address; False: it has been counted."""
-    launch.grads[row] = gradient
-    run(launch, numbers, totals, rows=(row, row + 1))
-    return False
+def go_over(launch: "Launch", first: int, last: int, *, rebuild: bool = False, gradient: int = 0) -> None:
+    """Move some blocks, all by the gradient at an address if one is given; or only sum up their rates."""
+    _call(launch, (None,) * 4, first, last, rebuild=rebuild, gradient=gradient, counts=False)
+
+
+def _call(launch: "Launch", given: Any, first: int, last: int, *, rebuild: bool, gradient: int, counts: bool) -> None:
+    """Call step of native.c, which goes over blocks, or prepares where there are none."""
+    tables = launch.tensors, launch.grads, launch.shared, launch.blocks, launch.sums, *given
+    addresses = [0 if x is None else x.data_ptr() for x in tables]
+    flags = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, counts, *launch.flags
+    extension().step(*addresses, gradient, len(launch.grads), first, last, torch.get_num_threads(), *flags)

@@ -1,6 +1,6 @@
 """The delayed rule of :mod:`avagrad.optim.rules` as Triton kernels over tables of pointers.
 
-:func:`prepare` works out, once for each tensor and in float64, the few numbers that its coordinates share, and
+:func:`shared_numbers` works out, once for each tensor and in float64, the few numbers that its coordinates share, and
 counts the gradient. :func:`delayed_pass` then goes over memory once: one program takes one block of one tensor.
 Blocks that are full and aligned are read without a mask, 16 bytes at a time; a tensor's tail and misaligned
 tensors take the masked branch.
@@ -17,7 +17,7 @@ from torch import Tensor
 from avagrad.optim.backends.fused import COLUMNS, SHARED, Launch
 from avagrad.optim.backends.native import NUMBERS
 
-__all__ = ["begin_backward", "move_one", "run"]
+__all__ = ["go_over", "prepare"]
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
 _COLUMNS = tl.constexpr(len(COLUMNS))
@@ -28,44 +28,27 @@ _SHARED = tl.constexpr(SHARED)
 # --- launching -------------------------------------------------------------------------------------------------------
 
 
-def run(
-    launch: Launch, numbers: Tensor, totals: Any, scale: Any = None, found_inf: Any = None, *, rebuild: bool = False
+def prepare(
+    launch: Launch, numbers: Tensor, totals: Any, scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
 ) -> None:
-    """Move the tensors that have a gradient; with ``rebuild`` only sum up the rates of all, from the state as it is."""
-    _prepare(launch, numbers, totals, scale, found_inf, rebuild=rebuild, counts=not rebuild)
-    _pass(launch, 0, len(launch.blocks), rebuild=rebuild)
-
-
-def begin_backward(launch: Launch, numbers: Tensor, totals: Any) -> None:
-    """Work out what the coordinates of each tensor share, for a step that moves one after the other."""
-    _prepare(launch, numbers, totals, None, None, rebuild=False, counts=False)
-
-
-def move_one(launch: Launch, row: int, gradient: int, numbers: Tensor, totals: Any) -> bool:
-    """Move one tensor by the gradient at an address; True: it is still to be counted."""
-    _pass(launch, launch.first_blocks[row], launch.first_blocks[row + 1], gradient=gradient)
-    return True
-
-
-def _prepare(
-    launch: Launch, numbers: Tensor, totals: Any, grad_scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
-) -> None:
+    """Work out what the coordinates of each tensor share in a step; with ``counts`` count the gradients."""
     norm = 0 if totals is None else launch.flags.norm
-    constants = norm, found_inf is not None, grad_scale is not None, rebuild, counts, launch.flags.bias_correction, 64
+    constants = norm, found_inf is not None, scale is not None, rebuild, counts, launch.flags.bias_correction, 64
     unread = launch.shared  # stands for an argument that is not read
-    optional = [unread if x is None else x for x in (totals, grad_scale, found_inf)]
+    optional = [unread if x is None else x for x in (totals, scale, found_inf)]
     n = len(launch.grads)
     arguments = launch.tensors, launch.grads, numbers, launch.shared, *optional, n
-    _start(launch, prepare, -(-n // 64), arguments, constants, warps=2, keep=grad_scale is None and found_inf is None)
+    _start(launch, shared_numbers, -(-n // 64), arguments, constants, warps=2, keep=scale is None and found_inf is None)
 
 
-def _pass(launch: Launch, first: int, last: int, *, rebuild: bool = False, gradient: int | None = None) -> None:
+def go_over(launch: Launch, first: int, last: int, *, rebuild: bool = False, gradient: int = 0) -> None:
+    """Move some blocks, all by the gradient at an address if one is given; or only sum up their rates."""
     if first == last:
         return
     flags = launch.flags
     rule = flags.decoupled, flags.decays, flags.active_only, flags.maximize, flags.norm
-    constants = gradient is not None, launch.rounding, _DTYPES[launch.dtype], rebuild, *rule, launch.block
-    arguments = launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient or 0
+    constants = gradient != 0, launch.rounding, _DTYPES[launch.dtype], rebuild, *rule, launch.block
+    arguments = launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient
     _start(launch, delayed_pass, last - first, arguments, constants, warps=launch.warps)
 
 
@@ -118,7 +101,7 @@ def _gamma(totals, NORM: tl.constexpr):
 
 
 @triton.jit
-def prepare(
+def shared_numbers(
     tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr, BLOCK: tl.constexpr,
