@@ -18,7 +18,7 @@ setup(
         Extension(
             f"avagrad.optim.backends.{name}",
             [SOURCE],
-            define_macros=[("MODULE", name), ("Py_LIMITED_API", "0x030B0000")],
+            define_macros=[("NAME", f'"{name}"'), ("INIT", f"PyInit_{name}"), ("Py_LIMITED_API", "0x030B0000")],
             extra_compile_args=FLAGS + flags,
             extra_link_args=["-fopenmp"],
             py_limited_api=True,

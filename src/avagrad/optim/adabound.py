@@ -90,21 +90,16 @@ class AdaBound(RuleOptimizer):
         gamma: how fast they do.
         amsbound: use the largest second moment so far, as AMSGrad.
         maximize: go up instead of down.
-        foreach: accepted; there is one implementation.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        fused: accepted; True is refused.
-
-    >>> import torch
-    >>> from avagrad import AdaBound
-    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
-    >>> opt = AdaBound([w], lr=0.01)
-    >>> w.square().sum().backward()
-    >>> opt.step()
-    >>> w
-    Parameter containing:
-    tensor([ 0.9900, -1.9900], requires_grad=True)
+        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
 
     Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> w.grad = 2 * w.detach()
+    >>> AdaBound([w], lr=0.01).step()
+    >>> w.detach()
+    tensor([ 0.9900, -1.9900])
     """
 
     _own_keys = ("base_lr", "final_lr", "gamma", "amsbound")
@@ -134,11 +129,12 @@ class AdaBound(RuleOptimizer):
         capturable: bool = False,
         fused: bool | None = None,
     ) -> None:
-        numbers: Group = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
-        bounds: Group = {"base_lr": None, "final_lr": final_lr, "gamma": gamma}  # base_lr: each group's first lr
-        forms: Group = {"amsbound": amsbound, "maximize": maximize}
-        paths: Group = {"foreach": foreach, "capturable": capturable, "fused": fused}
-        super().__init__(params, numbers | bounds | forms | paths)
+        defaults: Group = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "maximize": maximize,
+            "base_lr": None, "final_lr": final_lr, "gamma": gamma, "amsbound": amsbound,
+            "foreach": foreach, "capturable": capturable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(params, defaults)
 
     def add_param_group(self, param_group: Group) -> None:
         """Add a parameter group; its first lr is its ``base_lr`` unless it brings one."""

@@ -33,23 +33,14 @@ _P = ParamSpec("_P")
 Allowed: TypeAlias = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
 # Other libraries' words for ours: too far from them in letters to be found by spelling.
-_SYNONYMS = {
-    "learningrate": "lr",
-    "epsilon": "eps",
-    "beta1": "betas",
-    "beta2": "betas",
-    "wd": "weight_decay",
-}
+_SYNONYMS = {"learningrate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas", "wd": "weight_decay"}
 
 # Arguments of torch's optimizers that these do not have, and what to use instead.
 _INSTEAD = {"differentiable": "autograd can follow the functions of avagrad.optim.rules."}
 
 
 def plain_number(x: Any) -> Any:
-    """Return a number of any library as a Python number, anything else as it is.
-
-    A NumPy scalar in a parameter group would make a checkpoint unreadable with ``weights_only``.
-    """
+    """Return a number of any library as a Python number, so that ``weights_only`` can load it; all else as it is."""
     if isinstance(x, (tuple, list)):
         return tuple(plain_number(y) for y in x)
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
@@ -97,9 +88,8 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
             if key not in known:
                 near = _nearest(key, known)
                 hint = f"did you mean {near!r}?" if near else f"the keywords are {', '.join(known)}."
-                hint = _INSTEAD.get(key, hint)
-                owner = type(args[0]).__name__
-                raise TypeError(f"{owner}: {key}={_show(value)} is not an argument of this class; {hint}")
+                about = f"{type(args[0]).__name__}: {key}={_show(value)} is not an argument of this class"
+                raise TypeError(f"{about}; {_INSTEAD.get(key, hint)}")
         init(*args, **kwargs)
 
     return checked
@@ -135,8 +125,7 @@ ALLOWED: Allowed = {
     "lr": ("a finite number of at least 0, or a float tensor that holds one", _is_lr),
     "betas": ("two numbers from 0 up to, but not including, 1", _is_pair_of_betas),
     "eps": (
-        f"a number from {EPS_MIN:g} to {EPS_MAX:g}: the rate of a coordinate without gradients is 1 / eps, "
-        "and its square has to fit into float32",
+        f"a number from {EPS_MIN:g} to {EPS_MAX:g}: a rate may be 1 / eps, and its square has to fit into float32",
         lambda x: is_finite(x) and EPS_MIN <= x <= EPS_MAX,
     ),
     "weight_decay": ("a finite number of at least 0", lambda x: is_finite(x) and x >= 0),
@@ -164,14 +153,9 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
         return _SYNONYMS[bare]
     for candidate in known:
         other = candidate.replace("_", "")
-        if bare == other or _swapped(bare, other) or bare in (other[:-1], other + "s", other + other[-1]):
+        if sorted(bare) == sorted(other) or bare in (other[:-1], other + "s", other + other[-1]):
             return candidate
         # In a short word another letter easily makes another word, that may be the user's own.
         if len(other) >= 6 and difflib.SequenceMatcher(None, bare, other).ratio() > 0.85:
             return candidate
     return None
-
-
-def _swapped(a: str, b: str) -> bool:
-    """Tell whether two neighbouring letters have changed places."""
-    return any(a == b[:i] + b[i + 1] + b[i] + b[i + 2 :] for i in range(len(b) - 1))

@@ -63,13 +63,12 @@ class _Delayed(RuleOptimizer):
             )
 
     def _check_together(self, groups: Sequence[Group]) -> None:
-        norms = [group.get("norm") for group in groups]
-        for norm in norms:
-            if norm != norms[0]:
-                raise ValueError(
-                    f"{type(self).__name__}: norm is {norms[0]} in one group and {norm} in another, but must be the "
-                    "same in all: gamma is one number."
-                )
+        first, *others = dict.fromkeys(group.get("norm") for group in groups) or [None]
+        if others:
+            raise ValueError(
+                f"{type(self).__name__}: norm is {first} in one group and {others[0]} in another, but must be the same "
+                "in all: gamma is one number."
+            )
 
     # --- parameters that are spread over ranks ---
 
@@ -273,19 +272,16 @@ class AvaGrad(_Delayed):
             use_orig_params, ZeroRedundancyOptimizer's, DeepSpeed's. DTensors (fully_shard, tensor parallel) need none.
             It is an attribute, and not part of a saved, pickled or copied optimizer.
 
-    >>> import torch
-    >>> from avagrad import AvaGrad
+    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AvaGrad([w], lr=0.1)
     >>> for _ in range(3):
     ...     opt.zero_grad()
     ...     w.square().sum().backward()
     ...     opt.step()
-    >>> w
-    Parameter containing:
-    tensor([ 0.5199, -1.4965], requires_grad=True)
-
-    Reference: Savarese, McAllester, Babu, Maire, "Domain-independent Dominance of Adaptive Methods".
+    >>> w.detach()
+    tensor([ 0.5199, -1.4965])
     """
 
     @explain_unknown_keywords

@@ -42,8 +42,10 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
                     device = p.device if group["capturable"] else torch.device("cpu")
                     opt.state[p][key] = value.to(device=device, dtype=torch.float32, copy=True)
                 elif key in opt._state_tensors(group) or key == "compensation":
-                    if is_dtensor(p) and not is_dtensor(value) and value.shape == p.shape:
-                        value = _spread(value, p)
+                    if is_dtensor(p) and not is_dtensor(value) and value.shape == p.shape:  # whole, on every rank
+                        from torch.distributed.tensor import distribute_tensor
+
+                        value = distribute_tensor(value, p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]
                     dtype = p.dtype if key == "compensation" else moment_dtype(p.dtype)
                     opt.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
 
@@ -83,27 +85,24 @@ def _fitting_state(
     opt: "RuleOptimizer", p: Tensor, group: Group, values: dict[str, Any], foreign: bool
 ) -> dict[str, Any]:
     """Return the state of one parameter, or refuse it."""
-    owner, wanted = type(opt).__name__, opt._state_tensors(group)
-    about = f"of a parameter of shape {tuple(p.shape)}"
-    lacking = [key for key in ("step", *wanted) if values.get(key) is None]
-    if lacking:
+    owner, about = type(opt).__name__, f"of a parameter of shape {tuple(p.shape)}"
+    wanted = {"step": False, **opt._state_tensors(group)}
+    if lacking := [key for key in wanted if values.get(key) is None]:
         raise ValueError(
-            f"{owner}: the loaded state {about} has no {', '.join(lacking)}, but must have "
-            f"{', '.join(('step', *wanted))}."
+            f"{owner}: the loaded state {about} has no {', '.join(lacking)}, but must have {', '.join(wanted)}."
         )
-    values = {key: values[key] for key in ("step", *wanted)} if foreign else dict(values)
+    values = {key: values[key] for key in wanted} if foreign else dict(values)
     if isinstance(values["step"], (int, float)):  # as older versions of torch count
         values["step"] = torch.tensor(float(values["step"]), dtype=torch.float32)
-    for key in ("step", *wanted, "compensation"):
+    for key, has_shape_of_p in {**wanted, "compensation": True}.items():
         if key not in values:
             continue
-        value = values[key]
+        value, shape = values[key], tuple(p.shape) if has_shape_of_p else ()
         if not isinstance(value, Tensor):
             raise ValueError(f"{owner}: the loaded {key} {about} is {value!r}, but must be a tensor.")
-        shape = p.shape if wanted.get(key, key == "compensation") else torch.Size()
         if value.shape != shape:
             raise ValueError(
-                f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {tuple(shape)}, for a "
+                f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {shape}, for a "
                 f"parameter of shape {tuple(p.shape)}."
             )
         _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, value)
@@ -128,10 +127,3 @@ def _matched(opt: "RuleOptimizer", state_dict: StateDict) -> list[tuple[Any, Ten
         for own, saved in zip(opt.param_groups, state_dict["param_groups"], strict=False)
         for p, saved_id in zip(own["params"], saved["params"], strict=False)
     ]
-
-
-def _spread(whole: Tensor, p: Tensor) -> Tensor:
-    """Return a whole tensor, which every rank has, spread over the mesh of a parameter."""
-    from torch.distributed.tensor import distribute_tensor
-
-    return distribute_tensor(whole, p.device_mesh, p.placements, src_data_rank=None)  # type: ignore[attr-defined]

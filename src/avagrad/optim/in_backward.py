@@ -72,10 +72,7 @@ class StepInBackward:
             except Exception:  # the user's own error is the one to see
                 self._opt.refresh()
         if self._step is None:  # else step() is still to come
-            self._leave()
-
-    def _leave(self) -> None:
-        self._opt._in_backward, self._is_entered = None, False
+            self._opt._in_backward, self._is_entered = None, False
 
     @torch.no_grad()
     def _complete(self, p: Tensor) -> None:
@@ -84,8 +81,7 @@ class StepInBackward:
             if p.grad is None:
                 raise RuntimeError(
                     f"{self._owner}: a gradient of shape {tuple(p.shape)} is gone before this optimizer has seen it: "
-                    "another step_in_backward(), or a hook of yours, has taken it. A parameter can be in one such "
-                    "context only."
+                    "a hook of yours or another step_in_backward() has taken it; a parameter can be in one only."
                 )
             step = self._step
             if step is None:
@@ -94,9 +90,8 @@ class StepInBackward:
                 p.grad = None  # so that step() can close what was begun
                 raise RuntimeError(
                     f"{self._owner}: a second backward() before step(), but inside step_in_backward() the first one "
-                    "has already moved the parameters: call step() after each backward(), also after one that has "
-                    "failed; to accumulate gradients, add up the losses or leave the context. (Reentrant "
-                    "checkpointing is a backward inside of backward: use use_reentrant=False.)"
+                    "has already moved the parameters: call step() after each backward(), also after one that failed; "
+                    "to accumulate, add up the losses or leave the context; for checkpointing, use_reentrant=False."
                 )
             step.move_one(p)
             self._moved.add(id(p))
@@ -136,9 +131,8 @@ class StepInBackward:
         step = self._step or self._begin()
         if any(id(p) in self._moved for p in left):
             raise RuntimeError(
-                f"{self._owner}: a parameter that backward has already moved has a gradient again: the last backward() "
-                "inside step_in_backward() has not been closed by step() yet, or a gradient has been set by hand. "
-                "Close it by zero_grad() and step()."
+                f"{self._owner}: a parameter that backward has already moved has a gradient again, by hand or by a "
+                "backward() that no step() has closed: close it by zero_grad() and step()."
             )
         for p in left:  # thawed since then, or with gradients from elsewhere
             step.move_one(p)
@@ -148,7 +142,7 @@ class StepInBackward:
             for group in opt.param_groups:
                 self.watch(group["params"])
         else:
-            self._leave()
+            opt._in_backward, self._is_entered = None, False
         return True
 
     def end(self) -> None:

@@ -1,13 +1,12 @@
 """Norm: the sum over all rates that gamma comes from, kept from the end of one step for the next.
 
-gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters, and of nothing else:
-not of this step's gradients, nor of which parameters have one. So the sum for the next step is known when a step ends.
-Backends hand it over block by block. Where parameters are spread over ranks, the all-reduce of the sums is started
-then, and awaited when the next step begins, behind a whole forward and backward pass.
+gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters, not of this step's
+gradients. So the sum for the next step is known when a step ends. Where parameters are spread over ranks, its
+all-reduce is started then, and awaited when the next step begins, behind a whole forward and backward pass.
 
-Every rank takes part in every step, with or without gradients: each step starts the all-reduce for the next one. A
-step that finds none under way (the first one, or the first after a state was loaded or a hyper-parameter of the rates
-was changed, which all ranks do together) starts it itself, and waits.
+Every rank takes part in every step, with or without gradients. A step that finds no all-reduce under way (the first,
+or the first after a state was loaded or a hyper-parameter of the rates was changed, which all ranks do together)
+starts it itself, and waits.
 """
 
 import time
@@ -54,17 +53,15 @@ class Norm:
             self._params, self._key = params, key
         sharding = params.sharding
         devices = params.devices or [torch.device("cpu") if sharding is None else sharding.device]
-        if sharding is None:
-            if sums is not None:
-                self._add_up(devices, sums)
-            return {device: self._total(device) for device in devices}
-        if self._all_reduce is None or self._all_reduce.key != key:
-            if sums is None:
-                sums = [backend.next_sums(rules) for backend in params.backends]
-            self._all_reduce = _AllReduce(sharding, self._table(params, sharding, sums), key)
-        self._store(devices, self._all_reduce.wait())
-        if any(rule.counts_from_start for rule in rules):
-            self._all_reduce = None
+        if sharding is not None:
+            if self._all_reduce is None or self._all_reduce.key != key:
+                sums = sums or [backend.next_sums(rules) for backend in params.backends]
+                self._all_reduce = _AllReduce(sharding, self._table(params, sharding, sums), key)
+            self._store(devices, self._all_reduce.wait())
+            if any(rule.counts_from_start for rule in rules):
+                self._all_reduce = None
+        elif sums is not None:
+            self._add_up(devices, sums)
         return {device: self._total(device) for device in devices}
 
     def accept(self, params: Params, rules: Sequence[Rule]) -> None:

@@ -136,8 +136,7 @@ class RuleOptimizer(Optimizer):
         With ``expanded`` it takes no memory, and can only be read.
         """
         dtype, lr = moment_dtype(p.dtype), group["lr"]
-        # On the host unless something that it meets there would have to be waited for; from a value, so that fake
-        # tensors know it: tools that run steps on them read it.
+        # On the host unless it meets something on a device; from a value, which tools that use fake tensors read.
         on_device = group["capturable"] or (isinstance(lr, Tensor) and lr.device.type != "cpu")
         zero = torch.zeros((), dtype=dtype, device=p.device)
         state = {"step": zero.float() if on_device else torch.tensor(0.0, dtype=torch.float32, device="cpu")}
@@ -169,9 +168,9 @@ class RuleOptimizer(Optimizer):
         state, keys = self.state[p], self._state_tensors(group)
         for key, has_shape_of_p in keys.items():
             if key not in state or (has_shape_of_p and state[key].shape != p.shape):
-                found = (
-                    f"has the size {tuple(state[key].shape)}, but must have the same" if key in state else "is missing"
-                )
+                found = "is missing"
+                if key in state:
+                    found = f"has the size {tuple(state[key].shape)}, but must have the same"
                 raise RuntimeError(
                     f"{type(self).__name__}: the {key} of a parameter of size {tuple(p.shape)} {found}: give a changed "
                     "parameter or group a fitting state, or delete the state."
@@ -274,11 +273,8 @@ class RuleOptimizer(Optimizer):
         ...     for _ in range(3):
         ...         w.square().sum().backward()
         ...         opt.step()
-        >>> w.grad is None
-        True
-        >>> w
-        Parameter containing:
-        tensor([ 0.5199, -1.4965], requires_grad=True)
+        >>> w.grad, w.detach()
+        (None, tensor([ 0.5199, -1.4965]))
         """
         context = StepInBackward(self)
         if self._in_backward is None:
@@ -291,7 +287,8 @@ class RuleOptimizer(Optimizer):
         It calls ``step()`` with zero gradients and an lr of 0, on those ranks that have no state. It gets zeros with
         ``step`` 0, and nothing else is done. A warm-up that starts at 0 begins in the same way, so the caller tells.
         """
-        if any(self.state.values()) or not all(_is_zero(group["lr"]) for group in self.param_groups):
+        rates = [group["lr"] for group in self.param_groups]
+        if any(self.state.values()) or any((isinstance(lr, Tensor) and not lr.is_cpu) or lr != 0 for lr in rates):
             return False
         callers = traceback.walk_stack(sys._getframe(1))
         return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in itertools.islice(callers, 40))
@@ -327,16 +324,10 @@ class RuleOptimizer(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
 
-        The state of another optimizer that has the same tensors (``torch.optim.Adam``) can be loaded
-        too: moments and step counts are taken, hyper-parameters stay what they are. A state that does not fit is
-        refused, and nothing is changed.
+        Of another optimizer with the same tensors (``torch.optim.Adam``) moments and step counts are taken, and
+        hyper-parameters stay what they are. A state that does not fit is refused, and nothing is changed.
         """
         load_state_dict(self, state_dict, super().load_state_dict)
-
-
-def _is_zero(lr: float | Tensor) -> bool:
-    """Tell whether an lr is 0, where the host can know."""
-    return bool(lr == 0) if not isinstance(lr, Tensor) or lr.device.type == "cpu" else False
 
 
 def _refuse_duplicates(owner: str, params: Sequence[Any]) -> None:

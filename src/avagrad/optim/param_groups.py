@@ -8,12 +8,7 @@ from avagrad.optim.arguments import ALLOWED, check_values, plain_number
 
 __all__ = ["no_decay_groups"]
 
-_NORMS = (
-    nn.modules.batchnorm._NormBase,  # BatchNorm and InstanceNorm, of all dimensions
-    nn.LayerNorm,
-    nn.GroupNorm,
-    nn.RMSNorm,
-)
+_NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)  # the first: Batch, Instance
 
 
 def no_decay_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:

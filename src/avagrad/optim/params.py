@@ -141,18 +141,11 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 
 def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, place: int) -> ParamView:
     rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
-    return ParamView(
-        p,
-        local_part(p),
-        state["step"],
-        tuple(local_part(state[key]) for key in opt._state_tensors(group)),
-        local_part(state["compensation"]) if rounding == "kahan" and "compensation" in state else None,
-        index,
-        place,
-        rounding,
-        group.get("rounding_seed", 0),
-        group["capturable"],
-    )
+    compensation = state.get("compensation") if rounding == "kahan" else None
+    tensors = tuple(local_part(state[key]) for key in opt._state_tensors(group))
+    rest = None if compensation is None else local_part(compensation)
+    where_and_how = index, place, rounding, group.get("rounding_seed", 0), group["capturable"]
+    return ParamView(p, local_part(p), state["step"], tensors, rest, *where_and_how)
 
 
 def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:

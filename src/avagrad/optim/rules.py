@@ -34,15 +34,7 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Delayed",
-    "Scalar",
-    "bias_correction_of",
-    "delayed_step",
-    "power_sum",
-    "rates",
-    "scale",
-]
+__all__ = ["Delayed", "Scalar", "bias_correction_of", "delayed_step", "power_sum", "rates", "scale"]
 
 Scalar: TypeAlias = float | Tensor
 _R = TypeVar("_R", bound="Rule")
@@ -53,13 +45,7 @@ _F = TypeVar("_F", bound="FunctionRule")
 
 
 def rates(
-    v: Tensor,
-    step: Scalar,
-    *,
-    beta2: Scalar,
-    eps: Scalar,
-    bias_correction: bool = True,
-    active_only: bool = False,
+    v: Tensor, step: Scalar, *, beta2: Scalar, eps: Scalar, bias_correction: bool = True, active_only: bool = False
 ) -> Tensor:
     """Return ``eta_t``, the per-coordinate rates, from the past alone (line 6): this is the delay.
 

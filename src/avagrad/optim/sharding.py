@@ -20,10 +20,8 @@ __all__ = ["Sharding"]
 
 def is_dtensor(x: Tensor) -> bool:
     """Tell whether a tensor is spread over a mesh of ranks."""
-    if type(x) is Tensor or type(x) is torch.nn.Parameter:
-        return False
     module = sys.modules.get("torch.distributed.tensor")  # if it is not imported, there are none
-    return module is not None and isinstance(x, module.DTensor)
+    return module is not None and type(x) not in (Tensor, torch.nn.Parameter) and isinstance(x, module.DTensor)
 
 
 def local_part(x: Tensor, like: Tensor | None = None) -> Tensor:
@@ -55,8 +53,7 @@ def global_max(p: Tensor, x: Tensor) -> Tensor:
 class Sharding:
     """Who counts which parameter. Immutable.
 
-    Sums are rows of a table: row 0 is what every rank counts alone and for all, rows 1, 2, ... are to be added up
-    over a group of ranks each.
+    Sums are rows of a table: row 0 every rank counts alone and for all, each other is added up over a group of ranks.
     """
 
     def __init__(self, params: Sequence[Tensor], process_group: Any = None) -> None:
@@ -119,9 +116,8 @@ def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group:
     are_parts = {bool(getattr(p, "_fsdp_flattened", False)) for p in params}
     if any(getattr(p, "_is_flat_param", False) for p in params):
         raise ValueError(
-            f"{owner}: a parameter is a FlatParameter of FullyShardedDataParallel, which is padded with elements "
-            "that are nobody's: wrap the model with use_orig_params=True and pass the group that shards it, "
-            "process_group=..., or use fully_shard."
+            f"{owner}: a parameter is a FlatParameter of FullyShardedDataParallel, which is padded: wrap it with "
+            "use_orig_params=True and pass the group that shards it, process_group=..., or use fully_shard."
         )
     if process_group is None and True in are_parts:
         raise ValueError(
@@ -132,8 +128,7 @@ def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group:
     if len(are_parts) > 1:
         raise ValueError(
             f"{owner}: some parameters are parts of FullyShardedDataParallel's, and others are whole on every rank "
-            "(ignored_modules), but must be all parts or all whole: nothing says which a group would add up. Use "
-            "fully_shard."
+            "(ignored_modules), but must be all parts or all whole. Use fully_shard."
         )
 
 

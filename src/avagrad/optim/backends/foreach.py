@@ -71,8 +71,6 @@ class Foreach(Loop):
             found.setdefault(piece.w.device, []).append(rows[id(piece)])
         return {device: stacked(pairs, device) for device, pairs in found.items()}
 
-    next_sums = sums
-
 
 def _pieces(moving: Iterable[tuple["ParamView", Tensor]]) -> Iterator[_Piece]:
     """Return the blocks of parameters with their gradients."""

@@ -4,6 +4,7 @@ Kernels read tables of pointers. The tables are made from a snapshot of the para
 from step to step (the gradients' addresses, the groups' numbers) is sent when it differs from what was sent last.
 """
 
+import importlib.util
 from collections.abc import Sequence
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -24,8 +25,7 @@ __all__ = ["Fused"]
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
 _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
-# Coordinates and warps for each program of Triton's. The shorter blocks are faster, but their tables would be more than
-# a thousandth of what a step of a large model works on.
+# Coordinates and warps for each program of Triton's: shorter blocks are faster, but have larger tables.
 BLOCK, WARPS = 1024, 4
 LARGE, LARGE_BLOCK, LARGE_WARPS = 2**28, 2048, 8
 CPU_BLOCK = 16384
@@ -58,7 +58,7 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
             return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
-    if any(_on_triton(p.device) for p in params) and not _has_triton():
+    if any(_on_triton(p.device) for p in params) and importlib.util.find_spec("triton") is None:
         return "Triton cannot be imported"
     if any(not _on_triton(p.device) for p in params) and native.extension() is None:
         return NO_NATIVE
@@ -68,13 +68,11 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
 def fit(views: Sequence["ParamView"]) -> bool:
     """Tell whether the states of these parameters lie in memory as the kernels read them."""
     for view in views:
-        wide = torch.float32 if view.w.dtype in _HALF else view.w.dtype
-        expected = [(x, wide) for x in view.state] + [(x, view.w.dtype) for x in (view.compensation,) if x is not None]
-        if not all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected):
-            return False
-        tensors = [view.step, *(x for x, _ in expected)]
-        is_here = all(type(x) in _PLAIN and x.device == view.w.device for x in tensors)
-        if not is_here or view.step.dtype != torch.float32 or view.step.dim() != 0:
+        wide, rest = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
+        expected = [(x, wide) for x in view.state] + ([] if rest is None else [(rest, view.w.dtype)])
+        fits = all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected)
+        is_here = all(type(x) in _PLAIN and x.device == view.w.device for x, _ in [*expected, (view.step, 0)])
+        if not (fits and is_here and view.step.dtype == torch.float32 and view.step.dim() == 0):
             return False
     return True
 
@@ -111,14 +109,6 @@ def same_layout(x: Tensor, p: Tensor) -> bool:
 
 def _on_triton(device: torch.device) -> bool:
     return device.type != "cpu" or INTERPRET
-
-
-def _has_triton() -> bool:
-    try:
-        import triton  # noqa: F401
-    except ImportError:
-        return False
-    return True
 
 
 def _is_dense(p: Tensor) -> bool:
@@ -209,22 +199,19 @@ class Fused(Backend):
         """Return the addresses of the gradients, 0 for none, and copies of those that have another layout."""
         if type(torch.empty(0, device="cpu")) is not Tensor:
             return None  # a fake mode: tables that are sent now would have no memory
-        present = [g for g in grads if g is not None]
-        known = self._layouts
+        present, ws, known, copies = [g for g in grads if g is not None], self._tensors, self._layouts, []
         if len(present) != len(grads):
-            known = layouts([view.w for view, g in zip(self.views, grads, strict=True) if g is not None])
-        if set(map(type, present)) <= {*_PLAIN} and layouts(present) == known and not any(map(Tensor.is_neg, present)):
-            addresses = list(map(Tensor.data_ptr, present))
-            if all(addresses):
-                if len(present) != len(grads):
-                    found = iter(addresses)
-                    addresses = [0 if g is None else next(found) for g in grads]
-                return addresses, []
-        laid = [None if g is None else _laid_out(g, view.w) for view, g in zip(self.views, grads, strict=True)]
-        copies = [g for g in laid if g is not None]
-        if len(copies) != len(present):
-            return None
-        return [0 if g is None else _address(g) for g in laid], copies
+            ws = [w for w, g in zip(ws, grads, strict=True) if g is not None]
+            known = layouts(ws)
+        is_plain = set(map(type, present)) <= {*_PLAIN} and not any(map(Tensor.is_neg, present))
+        addresses = list(map(Tensor.data_ptr, present)) if is_plain and layouts(present) == known else [0]
+        if not all(addresses):
+            copies = [x for g, w in zip(present, ws, strict=True) if (x := _laid_out(g, w)) is not None]
+            if len(copies) != len(present):
+                return None
+            addresses = list(map(_address, copies))
+        found = iter(addresses)
+        return (addresses if ws is self._tensors else [0 if g is None else next(found) for g in grads]), copies
 
     def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> list[Tensor]:
         """Move every parameter that has a gradient; autograd sees none of it."""

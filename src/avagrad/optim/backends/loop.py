@@ -133,8 +133,6 @@ class Loop(Backend):
             rows.setdefault(view.w.device, []).extend(rule.sums(block, step) for block in blocks(view.state[1]))
         return {device: stacked(pairs, device) for device, pairs in rows.items()}
 
-    next_sums = sums  # so far nothing is kept
-
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and row of the sums the index of its view."""
         rows: dict[torch.device, list[int]] = {}
@@ -150,8 +148,7 @@ def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Ten
     counts = [d for _, d in pairs]
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()
     if capturing or any(isinstance(d, Tensor) for d in counts):
-        each = [d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for d in counts]
-        return torch.stack([totals, torch.stack(each)], 1)
-    column = torch.tensor(counts, dtype=dtype, device="cpu")
-    column = column.pin_memory() if device.type == "cuda" else column  # so that the copy is not waited for
+        column = torch.stack([d.to(dtype) if isinstance(d, Tensor) else totals.new_full((), d) for d in counts])
+    else:
+        column = torch.tensor(counts, dtype=dtype, device="cpu", pin_memory=device.type == "cuda")  # not waited for
     return torch.stack([totals, column.to(device, non_blocking=True)], 1)

@@ -182,38 +182,22 @@ static PyObject *step(PyObject *module, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-#define AS_TEXT(x) #x
-#define NAMED(name) AS_TEXT(name)
-#define INIT(name) PyInit_##name
-#define INIT_OF(name) INIT(name)
-
 static PyMethodDef methods[] = {{"step", step, METH_VARARGS, "Take a step over tables of addresses."}, {0}};
-static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAMED(MODULE), NULL, -1, methods};
+static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME, NULL, -1, methods};
 
-PyMODINIT_FUNC INIT_OF(MODULE)(void) { return PyModule_Create(&definition); }
+PyMODINIT_FUNC INIT(void) { return PyModule_Create(&definition); }
 
 #else /* --- in float and in double --- */
 
 /* Sum up eta^p for the next step. A chunk is short enough for a sum in its own precision; a block is not. */
 static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
     const REAL inverse = s->inverse_next, eps = s->eps;
-    REAL total = 0, live = n;
-    if (flags->active_only) {
-        const bool squared = flags->norm == 2;
-        live = 0;
-        _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
-            REAL eta = 1 / (SQRT(v[i] * inverse) + eps);
-            total += v[i] == 0 ? 0 : eta * (squared ? eta : 1);
-            live += v[i] == 0 ? 0 : 1;
-        }
-    } else if (flags->norm == 2) {
-        _Pragma("omp simd reduction(+ : total)") for (int64_t i = 0; i < n; i++) {
-            REAL eta = 1 / (SQRT(v[i] * inverse) + eps);
-            total += eta * eta;
-        }
-    } else {
-        _Pragma("omp simd reduction(+ : total)") for (int64_t i = 0; i < n; i++)
-            total += 1 / (SQRT(v[i] * inverse) + eps);
+    const bool squared = flags->norm == 2, every = !flags->active_only;
+    REAL total = 0, live = 0;
+    _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
+        const REAL eta = 1 / (SQRT(v[i] * inverse) + eps);
+        total += every || v[i] != 0 ? eta * (squared ? eta : 1) : 0;
+        live += every || v[i] != 0 ? 1 : 0;
     }
     sums[0] += total * s->counts;
     sums[1] += live * s->counts;
