@@ -38,15 +38,24 @@ class Param:
 
 @dataclass
 class DelayedFamily:
-    """Algorithms 1 and 2 of "Domain-independent Dominance of Adaptive Methods", and their variants."""
+    """Algorithms 1 and 2 of "Domain-independent Dominance of Adaptive Methods", their variants, and AvaStep."""
 
     params: list[Param]
-    normalised: bool  # AvaGrad; else Delayed Adam
+    normalised: bool  # AvaGrad, AvaStep; else Delayed Adam
     decoupled: bool = False  # the W form
     bias_correction: bool = True
     norm: int = 2
     active_only: bool = False
     maximize: bool = False
+    of_step: bool = False  # AvaStep: gamma normalises eta r instead of eta; with active_only and bias_correction
+    clip_update: float | None = None
+    clip_moment: float | None = None
+
+    def size(self, p: Param) -> Array:
+        """r: the usual size of each coordinate's gradient, as the next step knows it."""
+        if self.bias_correction:
+            return np.sqrt(p.v / (1 - p.beta2**p.t)) if p.t else np.zeros_like(p.v)
+        return np.sqrt(p.v)
 
     def eta(self, p: Param) -> Array:
         """Line 6, for the next step; the coordinates that do not count are NaN."""
@@ -65,7 +74,7 @@ class DelayedFamily:
         """The factor of line 7: sqrt(d) / ||eta||, over all parameters."""
         if not self.normalised:
             return 1.0
-        every = np.concatenate([self.eta(p).ravel() for p in self.params])
+        every = np.concatenate([(self.eta(p) * (self.size(p) if self.of_step else 1)).ravel() for p in self.params])
         counted = every[~np.isnan(every)]
         d = len(counted)
         if d == 0:
@@ -80,7 +89,7 @@ class DelayedFamily:
             if gradient is None:
                 continue
             g = -gradient if self.maximize else gradient.copy()
-            eta = np.nan_to_num(self.eta(p), nan=0.0)
+            eta, r = np.nan_to_num(self.eta(p), nan=0.0), self.size(p)
             first = p.t == 0
             p.t += 1
             if self.decoupled:
@@ -89,8 +98,15 @@ class DelayedFamily:
             else:
                 decays = (p.v != 0) | (g != 0) if self.active_only else True
                 g = g + np.where(decays, p.weight_decay * p.w, 0)
+            if self.of_step:
+                most = np.full_like(r, 1e18)
+                if self.clip_moment is not None:
+                    most[r > 0] = np.minimum(self.clip_moment * r[r > 0], 1e18)
+                g = np.clip(g, -most, most)
             p.m = p.beta1 * p.m + (1 - p.beta1) * g
             m = p.m / (1 - p.beta1**p.t) if self.bias_correction else p.m
+            if self.clip_update is not None:
+                m = np.clip(m, -self.clip_update * r, self.clip_update * r)
             p.w = p.w - p.lr * gamma * eta * m
             p.v = p.beta2 * p.v + (1 - p.beta2) * g**2
 

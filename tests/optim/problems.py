@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import avagrad
 from avagrad.optim.backends import fused
 
-DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW")
+DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW", "AvaStep")
 ALL = (*DELAYED, "AdaBound", "AdaShift")
 PATHS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False},

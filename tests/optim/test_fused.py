@@ -426,8 +426,13 @@ def test_inference_tensors_are_refused_as_torch_does() -> None:
         w = torch.nn.Parameter(torch.ones(3, device=HERE))
     w.grad = torch.ones(3, device=HERE)
     opt = AvaGrad([w])
-    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+
+    def two_steps() -> None:  # a first gradient only fills the moments
         opt.step()
+        opt.step()
+
+    with pytest.raises(RuntimeError, match="Inplace update to inference tensor"):
+        two_steps()
 
 
 def test_a_plan_that_is_made_in_inference_mode_serves_outside_of_it() -> None:

@@ -122,7 +122,7 @@ PATHS_AND_DTYPES = [
 @pytest.mark.parametrize("name", DELAYED)
 @pytest.mark.parametrize(("path", "dtype"), PATHS_AND_DTYPES, ids=str)
 @pytest.mark.parametrize("grouped", [False, True], ids=["one-group", "groups"])
-def test_delayed_family_is_the_paper(
+def test_delayed_family_is_the_reference(
     name: str, path: str, dtype: torch.dtype, grouped: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
@@ -131,23 +131,30 @@ def test_delayed_family_is_the_paper(
     monkeypatch.setattr(fused_backend, "CPU_BLOCK", 16)
     by_kernels = path in FUSED_PATHS
     device = take_fused_path(path, monkeypatch) if by_kernels else "cpu"
-    norms = [2] if name == "DelayedAdam" else [1, 2]
-    for bias_correction, active_only, norm in itertools.product([True, False], [True, False], norms):
-        if path == "triton" and dtype != torch.float32 and norm == 1 + (bias_correction == active_only):
+    for one, other, norm in itertools.product([True, False], [True, False], [2] if name == "DelayedAdam" else [1, 2]):
+        if path == "triton" and dtype != torch.float32 and norm == 1 + (one == other):
             continue  # each dtype meets each option; the interpreter is slow
-        maximize = active_only == grouped  # both values meet every other choice
+        options: dict[str, Any] = {"maximize": other == grouped}  # both values meet every other choice
+        if name == "AvaStep":
+            options |= {"decoupled_weight_decay": one, "clip_moment": 3.0 if other else None}
+            options["clip_update"] = {(True, 2): 1.0, (False, 1): 0.5}.get((one == other, norm))
+        else:
+            clips = one and norm == 2
+            options |= {"bias_correction": one, "active_only": other, "clip_update": 0.7 if clips else None}
         params = parameters(dtype, device)
         hyper = settings_of_groups(grouped, SETTINGS, len(params))
         oracle = reference.DelayedFamily(
             reference_params(params, hyper),
             normalised=name != "DelayedAdam",
-            decoupled=name == "AvaGradW",
-            bias_correction=bias_correction,
+            decoupled=options.get("decoupled_weight_decay", name == "AvaGradW"),
+            bias_correction=options.get("bias_correction", True),
             norm=norm,
-            active_only=active_only,
-            maximize=maximize,
+            active_only=options.get("active_only", True),
+            maximize=options["maximize"],
+            of_step=name == "AvaStep",
+            clip_update=options["clip_update"],
+            clip_moment=options.get("clip_moment"),
         )
-        options: dict[str, Any] = {"bias_correction": bias_correction, "active_only": active_only, "maximize": maximize}
         if name != "DelayedAdam":
             options["norm"] = norm
         states = {"exp_avg": "m", "exp_avg_sq": "v"}

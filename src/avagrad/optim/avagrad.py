@@ -1,4 +1,4 @@
-"""DelayedAdam, AvaGrad and AvaGradW: one update rule, three names.
+"""DelayedAdam, AvaGrad and AvaGradW: one update rule, three names; AvaStep is a fourth.
 
 The rule itself is in :mod:`avagrad.optim.rules`; this file gives it arguments.
 """
@@ -18,14 +18,14 @@ from avagrad.optim.params import Group, Params
 from avagrad.optim.rules import Delayed
 from avagrad.optim.sharding import Sharding, sharding_of
 
-__all__ = ["AvaGrad", "AvaGradW", "DelayedAdam"]
+__all__ = ["AvaGrad", "AvaGradW", "DelayedAdam", "DelayedOptimizer"]
 
 
-class _Delayed(RuleOptimizer):
+class DelayedOptimizer(RuleOptimizer):
     """The delayed family, with what differs between its members as flags."""
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
-    _decoupled: ClassVar[bool] = False  # weight decay as in AdamW; else as in Adam
+    _decoupled: ClassVar[bool | None] = False  # weight decay as in AdamW, else as in Adam; None: an argument
     _has_kernels = True
     _rule_class = Delayed
     _allowed: ClassVar[Allowed] = {
@@ -33,14 +33,17 @@ class _Delayed(RuleOptimizer):
         "norm": ("1 or 2", lambda x: is_finite(x) and x in (1, 2)),
         "bias_correction": BOOL,
         "active_only": BOOL,
+        "decoupled_weight_decay": BOOL,
+        "clip_update": ("a finite number above 0, or None", lambda x: x is None or (is_finite(x) and x > 0)),
+        "clip_moment": ("a finite number above 1, or None", lambda x: x is None or (is_finite(x) and x > 1)),
     }
-    _choices = ("norm", "rounding", "rounding_seed")
+    _choices = ("norm", "rounding", "rounding_seed", "clip_update", "clip_moment")
     _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")
 
     def __init__(self, params: ParamsT, defaults: Group, process_group: Any) -> None:
         self._process_group = process_group
         # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
-        super().__init__(params, defaults | {"decoupled_weight_decay": self._decoupled})
+        super().__init__(params, {"decoupled_weight_decay": self._decoupled, **defaults})
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True}
@@ -50,13 +53,18 @@ class _Delayed(RuleOptimizer):
             return reason
         if ("norm" in group) != self._normalised:
             return f"its groups have {'no' if self._normalised else 'a'} norm"
-        if group["decoupled_weight_decay"] != self._decoupled:
+        if self._decoupled not in (None, group["decoupled_weight_decay"]):
             return f"its weight decay is {'not ' if self._decoupled else ''}decoupled"
         return None
 
     def _check(self, group: Group) -> None:
         super()._check(group)
-        if group["decoupled_weight_decay"] != self._decoupled:
+        if group["clip_update"] is not None and not group.get("bias_correction", True):
+            raise ValueError(
+                f"{type(self).__name__}: clip_update is {group['clip_update']!r} and bias_correction is False, but "
+                "clip_update must be None then: the first gradients have no size to be compared with."
+            )
+        if self._decoupled not in (None, group["decoupled_weight_decay"]):
             raise ValueError(
                 f"{type(self).__name__}: decoupled_weight_decay is {group['decoupled_weight_decay']!r}, but must be "
                 f"{self._decoupled}: the class says it (AvaGradW decouples, AvaGrad and DelayedAdam do not)."
@@ -175,7 +183,7 @@ class _Delayed(RuleOptimizer):
         }
 
 
-class DelayedAdam(_Delayed):
+class DelayedAdam(DelayedOptimizer):
     r"""Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
 
     .. math::
@@ -186,7 +194,8 @@ class DelayedAdam(_Delayed):
     Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
     it converges as SGD does, where Adam may not. But a coordinate that has had no gradient yet has the rate
     lr / eps, and its first gradient moves it that far: with embeddings, sparse inputs or dead units use
-    ``active_only=True``, or a larger eps.
+    ``active_only=True``, or a larger eps. And a gradient far larger than all before it is divided by the old, small
+    size, so that even a second step may be huge: ``clip_update=1`` bounds every move by lr, with AdamW-like results.
 
     Args are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
     ``process_group`` is not needed. With ``bias_correction=False`` the first step is one of lr / eps.
@@ -213,6 +222,7 @@ class DelayedAdam(_Delayed):
         *,
         bias_correction: bool = True,
         active_only: bool = False,
+        clip_update: float | None = None,
         maximize: bool = False,
         rounding: str = "nearest",
         rounding_seed: int = 0,
@@ -224,13 +234,13 @@ class DelayedAdam(_Delayed):
         defaults: Group = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay,
             "bias_correction": bias_correction, "active_only": active_only, "maximize": maximize,
-            "rounding": rounding, "rounding_seed": rounding_seed,
+            "clip_update": clip_update, "rounding": rounding, "rounding_seed": rounding_seed,
             "foreach": foreach, "capturable": capturable, "fused": fused,
         }  # fmt: skip
         super().__init__(params, defaults, process_group)
 
 
-class AvaGrad(_Delayed):
+class AvaGrad(DelayedOptimizer):
     r"""AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
 
     .. math::
@@ -256,6 +266,9 @@ class AvaGrad(_Delayed):
             rates count far less. Beyond the paper.
         active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
             the norm. Beyond the paper.
+        clip_update: take no more of a coordinate's momentum than this multiple of the usual size of its gradient, the
+            root of the second moment; None takes all. Coordinates without a second moment then do not move. Beyond
+            the paper; not with ``bias_correction=False``.
         maximize: go up instead of down.
         rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
             ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
@@ -296,6 +309,7 @@ class AvaGrad(_Delayed):
         bias_correction: bool = True,
         norm: int = 2,
         active_only: bool = False,
+        clip_update: float | None = None,
         maximize: bool = False,
         rounding: str = "nearest",
         rounding_seed: int = 0,
@@ -307,7 +321,7 @@ class AvaGrad(_Delayed):
         defaults: Group = {
             "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm,
             "bias_correction": bias_correction, "active_only": active_only, "maximize": maximize,
-            "rounding": rounding, "rounding_seed": rounding_seed,
+            "clip_update": clip_update, "rounding": rounding, "rounding_seed": rounding_seed,
             "foreach": foreach, "capturable": capturable, "fused": fused,
         }  # fmt: skip
         super().__init__(params, defaults, process_group)

@@ -19,11 +19,13 @@ __all__ = ["load_state_dict"]
 
 def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
     """Have torch's ``load`` take a state, and correct what it does to dtypes."""
-    reasons = [reason for group in state_dict["param_groups"] if (reason := opt._foreign_reason(group))]
+    groups = state_dict["param_groups"]
+    reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
     if reasons:
+        adopted = ", ".join(opt._adopted(groups[0]))
         warnings.warn(
             f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
-            "counts are taken; lr, eps and all other hyper-parameters stay as they are.",
+            f"counts are taken{', and ' + adopted if adopted else ''}; all other hyper-parameters stay as they are.",
             stacklevel=3,
         )
     fitting: StateDict = {}
@@ -68,7 +70,8 @@ def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     if foreign:
         # Groups that do not match in number are torch's to refuse.
         pairs = zip(opt.param_groups, groups, strict=False)
-        groups = [{**own, "params": saved["params"]} for own, saved in pairs] + groups[len(opt.param_groups) :]
+        groups = [{**own, **opt._adopted(saved), "params": saved["params"]} for own, saved in pairs]
+        groups += loaded["param_groups"][len(opt.param_groups) :]
     groups = [{**opt.defaults, **group} for group in groups]
     for own, group in zip(opt.param_groups, groups, strict=False):
         opt._check(group)

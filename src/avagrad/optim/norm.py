@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from avagrad.optim.params import Params, scalar_dtype
-from avagrad.optim.rules import Rule
+from avagrad.optim.params import Params
+from avagrad.optim.rules import Rule, scalar_dtype
 from avagrad.optim.sharding import Sharding
 
 __all__ = ["Norm"]

@@ -61,6 +61,10 @@ class RuleOptimizer(Optimizer):
         missing = ", ".join(key for key in self._own_keys if key not in group)
         return f"its groups have no {missing}" if missing else None
 
+    def _adopted(self, group: Group) -> Group:
+        """Return what a group of another optimizer has that means the same here."""
+        return {}
+
     def _check(self, group: Group) -> None:
         """Refuse values that one group may not have; keys that are not ours are the user's."""
         check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)

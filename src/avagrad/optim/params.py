@@ -11,7 +11,7 @@ from torch import Tensor
 from avagrad.optim.backends.choose import backends_for
 from avagrad.optim.backends.loop import Backend
 from avagrad.optim.rounding import is_half
-from avagrad.optim.rules import Rule, Scalar
+from avagrad.optim.rules import Rule, Scalar, scalar_dtype
 from avagrad.optim.sharding import Sharding, is_dtensor, local_part
 
 if TYPE_CHECKING:
@@ -132,11 +132,6 @@ class Params:
 def moment_dtype(dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of a parameter's moments: float32 for half precision, else the parameter's."""
     return _WIDER.get(dtype, dtype)
-
-
-def scalar_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which a device works out the few numbers that all coordinates share."""
-    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, place: int) -> ParamView:

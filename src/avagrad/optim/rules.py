@@ -7,8 +7,9 @@ AvaGrad ("Domain-independent Dominance of Adaptive Methods", Algorithm 2), line 
     line 7   w_t+1 = w_t - alpha (eta_t / ||eta_t / sqrt(d)||_2) m_t     scale() is 1 / ||eta_t / sqrt(d)||
     line 8   v_t   = beta2 v_{t-1} + (1 - beta2) g_t^2
 
-Lines 5, 7 and 8 are :func:`delayed_step`. Delayed Adam (Algorithm 1) is the same with ``gamma = 1``.
-All three together, for a model that is one vector:
+Lines 5, 7 and 8 are :func:`delayed_step`. Delayed Adam (Algorithm 1) is the same with ``gamma = 1``. AvaStep, beyond
+the paper, normalises the step that the rates are predicted to make, ``eta_t r_t`` with ``r_t = sqrt(v_{t-1})``, and
+takes no more of the momentum than a multiple of ``r_t``. All together, for a model that is one vector:
 
 >>> w, m, v = torch.tensor([1.0, -2.0]), torch.zeros(2), torch.zeros(2)
 >>> for t in (1, 2, 3):
@@ -34,9 +35,20 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = ["Delayed", "Scalar", "bias_correction_of", "delayed_step", "power_sum", "rates", "scale"]
+__all__ = [
+    "Clips",
+    "Delayed",
+    "Scalar",
+    "bias_correction_of",
+    "delayed_step",
+    "gradient_sizes",
+    "power_sum",
+    "rates",
+    "scale",
+]
 
 Scalar: TypeAlias = float | Tensor
+LARGEST = 1e18  # no gradient is larger for AvaStep: its square, and all that comes of it, is finite in float32
 _R = TypeVar("_R", bound="Rule")
 _F = TypeVar("_F", bound="FunctionRule")
 
@@ -44,12 +56,25 @@ _F = TypeVar("_F", bound="FunctionRule")
 # --- the delayed family: Delayed Adam, AvaGrad, AvaGradW -----------------------------------------
 
 
+def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: bool = True) -> Tensor:
+    """Return ``r_t``, the usual size of each coordinate's gradient: the root of ``v_{t-1}``, bias-corrected.
+
+    ``v`` is ``v_{t-1}`` and ``step`` is ``t - 1``, the number of gradients that ``v`` has seen.
+
+    >>> gradient_sizes(torch.tensor([0.0, 4.5]), 1, beta2=0.5)
+    tensor([0., 3.])
+    """
+    if not bias_correction:
+        return sqrt(v)
+    at_least_one = step + (1 - indicator(step > 0, step))  # at step 0 the quotient is 0/0, and not used
+    return sqrt(v / bias_correction_of(beta2, at_least_one))
+
+
 def rates(
     v: Tensor, step: Scalar, *, beta2: Scalar, eps: Scalar, bias_correction: bool = True, active_only: bool = False
 ) -> Tensor:
     """Return ``eta_t``, the per-coordinate rates, from the past alone (line 6): this is the delay.
 
-    ``v`` is ``v_{t-1}`` and ``step`` is ``t - 1``, the number of gradients that ``v`` has seen.
     With bias correction and no gradient seen there is no estimate yet: the rates are 0.
 
     >>> rates(torch.tensor([0.0, 9.0]), 1, beta2=0.0, eps=1.0)
@@ -57,15 +82,9 @@ def rates(
     >>> rates(torch.tensor([0.0, 9.0]), 1, beta2=0.0, eps=1.0, active_only=True)
     tensor([0.0000, 0.2500])
     """
-    if bias_correction:
-        known = step > 0
-        at_least_one = step + (1 - indicator(known, step))  # at step 0 the quotient is 0/0, and not used
-        v_hat = v / bias_correction_of(beta2, at_least_one)
-        eta = 1 / (sqrt(v_hat) + eps)
-        if known is not True:
-            eta = where(known, eta, torch.zeros_like(v))
-    else:
-        eta = 1 / (sqrt(v) + eps)
+    eta = 1 / (gradient_sizes(v, step, beta2=beta2, bias_correction=bias_correction) + eps)
+    if bias_correction and (known := step > 0) is not True:
+        eta = where(known, eta, torch.zeros_like(v))
     if active_only:  # v exactly zero: this coordinate has never seen a gradient
         eta = torch.where(v == 0, 0.0, eta)
     return eta
@@ -76,8 +95,8 @@ def power_sum(
 ) -> tuple[Tensor, Scalar]:
     """Return the sum of ``eta^p`` and the number of rates that count: what :func:`scale` needs.
 
-    A coordinate without an estimate does not count: with bias correction one that has seen no gradient, with
-    ``active_only`` one that has seen none other than 0.
+    For AvaStep ``eta`` is ``eta r``. A coordinate without an estimate does not count: with bias correction one that has
+    seen no gradient, with ``active_only`` one that has seen none other than 0.
 
     >>> v = torch.tensor([0.0, 9.0])
     >>> power_sum(torch.tensor([0.0, 0.25]), v, 1, norm=1, bias_correction=True, active_only=True)
@@ -104,6 +123,34 @@ def scale(total: Tensor, d: Scalar, *, norm: int = 2) -> Tensor:
     return torch.where(counts, sqrt(gamma) if norm == 2 else gamma, 1.0)
 
 
+class Clips(NamedTuple):
+    """Bounds that come from the past: multiples of ``r``, the usual size of a gradient (:func:`gradient_sizes`).
+
+    >>> Clips(torch.tensor([1.0, 3.0]), update=2.0).momentum(torch.tensor([-5.0, 5.0]))
+    tensor([-2.,  5.])
+    """
+
+    r: Tensor
+    update: Scalar | None = None
+    moment: Scalar | None = None
+    largest: float | None = None
+
+    def gradient(self, g: Tensor) -> Tensor:
+        """Return a gradient as it enters the moments. A coordinate without an ``r`` is bounded by ``largest`` alone."""
+        if self.largest is not None:
+            g = g.clamp(-self.largest, self.largest)
+        if self.moment is not None:
+            most = torch.where(self.r > 0, self.moment * self.r, math.inf)
+            g = torch.clamp(g, -most, most)
+        return g
+
+    def momentum(self, m_hat: Tensor) -> Tensor:
+        """Return the momentum that moves ``w``."""
+        if self.update is None:
+            return m_hat
+        return torch.clamp(m_hat, -self.update * self.r, self.update * self.r)
+
+
 def delayed_step(
     w: Tensor,
     g: Tensor,
@@ -121,11 +168,12 @@ def delayed_step(
     bias_correction: bool = True,
     active_only: bool = False,
     maximize: bool = False,
+    clips: Clips | None = None,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of Delayed Adam (``gamma = 1``), AvaGrad, or AvaGradW (``decoupled``).
+    """Take one step of Delayed Adam (``gamma = 1``), AvaGrad, AvaGradW (``decoupled``) or AvaStep.
 
-    Returns ``w_{t+1}, m_t, v_t``. ``eta`` and ``gamma`` are :func:`rates` and :func:`scale` of
-    ``v_{t-1}``: they were known before this gradient.
+    Returns ``w_{t+1}, m_t, v_t``. ``eta`` and ``gamma`` are :func:`rates` and :func:`scale` of ``v_{t-1}``, and
+    ``clips`` come from its :func:`gradient_sizes`: they were known before this gradient.
 
     >>> one = torch.ones(1)
     >>> delayed_step(one, one, one, one, 2, one / 2, 2.0, lr=0.1, beta1=0.5, beta2=0.5, bias_correction=False)[0]
@@ -141,8 +189,12 @@ def delayed_step(
             g = g + torch.where((v == 0) & (g == 0), 0.0, weight_decay * w)
         else:
             g = g + weight_decay * w
+    if clips is not None:
+        g = clips.gradient(g)
     m = beta1 * m + (1 - beta1) * g
     m_hat = m / bias_correction_of(beta1, t) if bias_correction else m
+    if clips is not None:
+        m_hat = clips.momentum(m_hat)
     w = where(moves, w - lr * gamma * eta * m_hat, w)
     v = beta2 * v + (1 - beta2) * g * g
     return w, m, v
@@ -157,6 +209,9 @@ class Flags(NamedTuple):
     bias_correction: bool
     active_only: bool
     maximize: bool
+    of_step: bool  # gamma normalises the predicted step, and gradients are bounded (AvaStep); else the rates
+    clips: bool  # there is a clip_update
+    clips_moment: bool  # there is a clip_moment
 
 
 class Rule:
@@ -217,7 +272,7 @@ class Delayed(Rule):
     """The delayed rule with the hyper-parameters of one parameter group.
 
     >>> group = {"lr": 0.1, "betas": (0.9, 0.999), "eps": 0.1, "weight_decay": 0.0, "norm": 2, "maximize": False}
-    >>> group |= {"decoupled_weight_decay": False, "bias_correction": True, "active_only": False}
+    >>> group |= {"decoupled_weight_decay": False, "bias_correction": True, "active_only": False, "clip_update": None}
     >>> rule = Delayed.of(group)
     >>> rule.sums(torch.tensor([0.0, 9e-3]), 1)
     (tensor(100.1041), 2.0)
@@ -228,21 +283,32 @@ class Delayed(Rule):
     beta2: float
     eps: float
     weight_decay: float
+    clip_update: float | None
+    clip_moment: float | None
     flags: Flags
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Delayed":
-        """Return the rule that a parameter group sets."""
-        decoupled, decays = group["decoupled_weight_decay"], group["weight_decay"] != 0
-        forms = (group[key] for key in ("bias_correction", "active_only", "maximize"))
-        flags = Flags(group.get("norm", 0), decoupled, decays, *forms)
-        beta1, beta2 = group["betas"]
-        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], flags)
+        """Return the rule that a parameter group sets; AvaStep's groups have no bias_correction and active_only."""
+        flags = Flags(
+            norm=group.get("norm", 0),
+            decoupled=group["decoupled_weight_decay"],
+            decays=group["weight_decay"] != 0,
+            bias_correction=group.get("bias_correction", True),
+            active_only=group.get("active_only", True),
+            maximize=group["maximize"],
+            of_step=group.get("norm_of") == "step",
+            clips=group["clip_update"] is not None,
+            clips_moment=group.get("clip_moment") is not None,
+        )
+        (beta1, beta2), c, k = group["betas"], group["clip_update"], group.get("clip_moment")
+        return cls(group["lr"], beta1, beta2, group["eps"], group["weight_decay"], c, k, flags)
 
     @property
     def numbers(self) -> tuple[Scalar, ...]:
         """The hyper-parameters that kernels read from a table; they may change at each step."""
-        return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay
+        clips = self.clip_update or 0.0, self.clip_moment or 0.0
+        return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, *clips
 
     @property
     def normalised(self) -> bool:  # type: ignore[override]
@@ -259,16 +325,23 @@ class Delayed(Rule):
         """Whether a parameter counts in the norm, with rates of 1 / eps, before its first gradient."""
         return not self.flags.bias_correction and not self.flags.active_only
 
+    def sizes(self, v: Tensor, step: Scalar) -> Tensor:
+        """Return the usual sizes of gradients; see :func:`gradient_sizes`."""
+        return gradient_sizes(v, step, beta2=self.beta2, bias_correction=self.flags.bias_correction)
+
     def rates(self, v: Tensor, step: Scalar) -> Tensor:
         """Return the rates; see :func:`rates`."""
         bias_correction, active_only = self.flags.bias_correction, self.flags.active_only
         return rates(v, step, beta2=self.beta2, eps=self.eps, bias_correction=bias_correction, active_only=active_only)
 
     def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
-        """Return the sum of the powers of the rates and how many count; see :func:`power_sum`."""
-        f = self.flags
-        eta = self.rates(v, step)
-        return power_sum(eta, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
+        """Return the sum of the powers of what gamma normalises, and how many count; see :func:`power_sum`."""
+        f, eta, unit = self.flags, self.rates(v, step), 1.0
+        if f.of_step:
+            unit = max(1.0, self.eps)  # eta r is about r / eps where eps is large, and its square may be 0 in float32
+            eta = eta * unit * self.sizes(v, step)
+        total, d = power_sum(eta, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
+        return total.to(scalar_dtype(v.device)) / unit**f.norm, d
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
@@ -278,10 +351,13 @@ class Delayed(Rule):
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
     ) -> tuple[Tensor, ...]:
         """Return the new ``w, m, v``; see :func:`delayed_step`."""
-        m, v = state
+        (m, v), f = state, self.flags
         numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
-        forms = {key: value for key, value in self.flags._asdict().items() if key not in ("norm", "decays")}
-        return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, **numbers, **forms)  # type: ignore[arg-type]
+        forms = {key: getattr(f, key) for key in ("decoupled", "bias_correction", "active_only", "maximize")}
+        clips = None
+        if f.clips or f.of_step:
+            clips = Clips(self.sizes(v, step), self.clip_update, self.clip_moment, LARGEST if f.of_step else None)
+        return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, clips=clips, **numbers, **forms)  # type: ignore[arg-type]
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------
@@ -301,6 +377,11 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
         # beta - 1 survives float32, beta does not; and torch.compile keeps it symbolic where beta changes.
         return -torch.expm1(t * torch.log1p(torch.full_like(t, beta - 1)))
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
+
+
+def scalar_dtype(device: torch.device) -> torch.dtype:
+    """Return the dtype in which a device works out the few numbers that all coordinates share."""
+    return torch.float32 if device.type == "mps" else torch.float64
 
 
 def is_on(x: Scalar) -> bool:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.backends.loop import Loop
-from avagrad.optim.params import scalar_dtype
-from avagrad.optim.rules import Rule, Scalar
+from avagrad.optim.rules import Rule, Scalar, scalar_dtype
 
 if TYPE_CHECKING:
     from avagrad.optim.backends.loop import Backend

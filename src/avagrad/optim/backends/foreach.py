@@ -6,6 +6,7 @@ the element-wise body is written again, and held to the same numbers by the test
 """
 
 import itertools
+import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -15,7 +16,7 @@ from torch import Tensor
 from avagrad.optim.backends import loop
 from avagrad.optim.backends.loop import Loop, blocks, rounding_of, stacked, unscaled
 from avagrad.optim.rounding import store
-from avagrad.optim.rules import Delayed, Rule, Scalar, bias_correction_of, indicator
+from avagrad.optim.rules import LARGEST, Delayed, Rule, Scalar, bias_correction_of, indicator
 
 if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
@@ -57,15 +58,7 @@ class Foreach(Loop):
         for batch in _batches(pieces):
             rule = rules[batch[0].view.group]
             assert isinstance(rule, Delayed)
-            norm, counts = rule.flags.norm, [piece.seen for piece in batch]
-            etas, roots = _denominators([piece.v for piece in batch], counts, rule)
-            torch._foreach_reciprocal_(etas)
-            totals = torch.stack(torch._foreach_norm(etas, norm, dtype=torch.float64)).unbind()
-            for i, (piece, total) in enumerate(zip(batch, totals, strict=True)):
-                d: Scalar = (piece.v != 0).sum() if rule.flags.active_only else piece.v.numel()
-                known = indicator(piece.seen > 0, piece.seen) if rule.flags.bias_correction else 1.0
-                root = roots[i] if isinstance(roots, list) else roots
-                rows[id(piece)] = (total * root) ** norm * known, d * known
+            rows.update(zip(map(id, batch), _totals(batch, rule), strict=True))
         found: dict[torch.device, list[tuple[Tensor, Scalar]]] = {}
         for piece in pieces:
             found.setdefault(piece.w.device, []).append(rows[id(piece)])
@@ -109,49 +102,64 @@ def count_gradients(steps: list[Tensor]) -> None:
 # --- the rule, for a batch -------------------------------------------------------------------------------------------
 
 
-def _each(of: Callable[[Any], Any], counts: Sequence[Scalar]) -> Any:
-    """Return a function of the counts of a batch: one number, or a list of tensors where counts are tensors."""
-    return [of(count) for count in counts] if isinstance(counts[0], Tensor) else of(counts[0])
+def _each(of: Callable[[Any], Any], batch: Sequence[_Piece]) -> Any:
+    """Return a function of the counts of a batch: a number, or a list of tensors where counts are tensors."""
+    found = [of(piece.seen) for piece in (batch if isinstance(batch[0].seen, Tensor) else batch[:1])]
+    values = [x.to(batch[0].m.dtype) if isinstance(x, Tensor) else x for x in found]
+    return values if isinstance(batch[0].seen, Tensor) and isinstance(values[0], Tensor) else values[0]
 
 
-def _denominators(vs: list[Tensor], counts: Sequence[Scalar], rule: Delayed) -> tuple[list[Tensor], Any]:
-    """Return ``sqrt(v) + eps sqrt(c)`` for each ``v``, and ``sqrt(c)``: their quotient is rules.rates."""
+def _totals(batch: list[_Piece], rule: Delayed) -> list[tuple[Tensor, Scalar]]:
+    """Return for each piece the sum of the powers of what gamma normalises, and how many count."""
+    flags, root_of, vs = rule.flags, _root_of(rule), [piece.v for piece in batch]
+    xs = denominators = list(torch._foreach_sqrt(vs))
+    if flags.of_step:
+        xs = [x.clone() for x in denominators]
+    elif flags.active_only:
+        xs = list(torch._foreach_sign(vs))
+    torch._foreach_add_(denominators, _each(lambda n: rule.eps * root_of(n), batch))
+    if xs is denominators:
+        torch._foreach_reciprocal_(xs)
+    else:
+        torch._foreach_div_(xs, denominators)  # eta, or eta r, in which the roots cancel
+    rows: list[tuple[Tensor, Scalar]] = []
+    totals = torch.stack(torch._foreach_norm(xs, flags.norm, dtype=torch.float64)).unbind()
+    for piece, total in zip(batch, totals, strict=True):
+        d: Scalar = (piece.v != 0).sum() if flags.active_only else piece.v.numel()
+        known = indicator(piece.seen > 0, piece.seen) if flags.bias_correction else 1.0
+        root = 1.0 if flags.of_step else root_of(piece.seen)
+        rows.append(((total * root) ** flags.norm * known, d * known))
+    return rows
+
+
+def _root_of(rule: Delayed) -> Callable[[Scalar], Scalar]:
+    """Return the function from the number of gradients to the root of the bias correction of ``v``."""
 
     def root_of(count: Scalar) -> Scalar:
         at_least_one = count + (1 - indicator(count > 0, count))  # before the first gradient it is not used
         return bias_correction_of(rule.beta2, at_least_one) ** 0.5
 
-    roots = _each(root_of, counts) if rule.flags.bias_correction else 1.0
-    found = list(torch._foreach_sqrt(vs))
-    torch._foreach_add_(found, [rule.eps * root for root in roots] if isinstance(roots, list) else rule.eps * roots)
-    if rule.flags.active_only:
-        torch._foreach_div_(found, list(torch._foreach_sign(vs)))  # infinite, so that the rate is 0
-    return found, roots
+    return root_of if rule.flags.bias_correction else lambda count: 1.0
 
 
 def _delayed_step(batch: list[_Piece], rule: Delayed, gamma: Scalar, grad_scale: Tensor | None) -> None:
     """As :func:`avagrad.optim.rules.delayed_step`, in place. Gradients are not written to."""
-    flags, dtype = rule.flags, batch[0].m.dtype
-    counts, stored = [piece.seen for piece in batch], [piece.w for piece in batch]
+    flags, dtype, stored = rule.flags, batch[0].m.dtype, [piece.w for piece in batch]
     ms, vs = [piece.m for piece in batch], [piece.v for piece in batch]
     gs = [unscaled(piece.g, grad_scale, dtype) for piece in batch]
     ws = stored if stored[0].dtype == dtype else [w.to(dtype) for w in stored]
     if batch[0].compensation is not None:
         torch._foreach_add_(ws, [piece.compensation.to(dtype) for piece in batch if piece.compensation is not None])
-    moves: Any = _each(lambda count: indicator(count > 0, count), counts) if flags.bias_correction else 1.0
     if flags.maximize:
         gs = list(torch._foreach_neg(gs))
-    gs = _decay(ws, gs, vs, moves, rule)
+    gs = _decay(ws, gs, vs, batch, rule)
+    sizes = list(torch._foreach_sqrt(vs))
+    if flags.of_step:
+        gs = _bounded(gs, sizes, batch, rule)
     torch._foreach_mul_(ms, rule.beta1)
     torch._foreach_add_(ms, gs, alpha=1 - rule.beta1)
-    if moves != 0.0:  # a first gradient only fills the moments
-        corrections = _each(lambda t: bias_correction_of(rule.beta1, t + 1), counts) if flags.bias_correction else 1.0
-        denominators, roots = _denominators(vs, counts, rule)
-        torch._foreach_div_(denominators, _alpha(rule.lr * gamma, roots, corrections, dtype))
-        moments = ms
-        if isinstance(moves, list):  # so that an infinity times 0 does not reach w
-            moments = [torch.where(move > 0, m, 0.0) for move, m in zip(moves, ms, strict=True)]
-        torch._foreach_addcdiv_(ws, moments, denominators, value=-1)
+    if not flags.bias_correction or isinstance(batch[0].seen, Tensor) or batch[0].seen > 0:
+        _move(ws, ms, vs, sizes, batch, rule, gamma)
     torch._foreach_mul_(vs, rule.beta2)
     torch._foreach_addcmul_(vs, gs, gs, value=1 - rule.beta2)
     if batch[0].view.rounding != "nearest":
@@ -161,21 +169,59 @@ def _delayed_step(batch: list[_Piece], rule: Delayed, gamma: Scalar, grad_scale:
         torch._foreach_copy_(stored, ws)
 
 
-def _alpha(size: Scalar, roots: Any, corrections: Any, dtype: torch.dtype) -> Any:
-    """Return what the quotients of moments and denominators are multiplied with."""
-    if isinstance(roots, list):
-        return [(size * root / c).to(dtype) for root, c in zip(roots, corrections, strict=True)]
-    alpha = size * roots / corrections
-    return alpha.to(dtype) if isinstance(alpha, Tensor) else alpha
+def _move(
+    ws: list[Tensor],
+    ms: list[Tensor],
+    vs: list[Tensor],
+    sizes: list[Tensor],
+    batch: list[_Piece],
+    rule: Delayed,
+    gamma: Scalar,
+) -> None:
+    """Move the weights; ``sizes`` are ``sqrt(v)`` and are used up."""
+    flags, root_of = rule.flags, _root_of(rule)
+
+    def correction_of(count: Scalar) -> Scalar:
+        return bias_correction_of(rule.beta1, count + 1) if flags.bias_correction else 1.0
+
+    if flags.bias_correction:  # a first gradient, maybe infinite, moves nothing
+        counts = [piece.seen for piece in batch if isinstance(piece.seen, Tensor)]
+        ms = [torch.where(n > 0, m, 0.0) for n, m in zip(counts, ms, strict=True)] if counts else ms
+    if (c := rule.clip_update) is not None:
+        ms = _clamped(ms, list(torch._foreach_mul(sizes, _each(lambda n: c * correction_of(n) / root_of(n), batch))))
+    torch._foreach_add_(sizes, _each(lambda n: rule.eps * root_of(n), batch))
+    if flags.active_only:
+        torch._foreach_div_(sizes, list(torch._foreach_sign(vs)))  # infinite, so that the rate is 0
+    torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * root_of(n) / correction_of(n), batch))
+    torch._foreach_addcdiv_(ws, ms, sizes, value=-1)
 
 
-def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], moves: Any, rule: Delayed) -> list[Tensor]:
+def _bounded(gs: list[Tensor], sizes: list[Tensor], batch: list[_Piece], rule: Delayed) -> list[Tensor]:
+    """Return gradients of at most ``clip_moment`` times their usual size, and of at most ``LARGEST``."""
+    gs = list(torch._foreach_clamp_max(gs, LARGEST))
+    torch._foreach_clamp_min_(gs, -LARGEST)
+    k, root_of = rule.clip_moment, _root_of(rule)
+    if k is None:
+        return gs
+    most = torch._foreach_mul(sizes, _each(lambda n: k / root_of(n), batch))
+    return _clamped(gs, [torch.where(x > 0, x, math.inf) for x in most])
+
+
+def _clamped(xs: list[Tensor], most: list[Tensor]) -> list[Tensor]:
+    """Return each ``x`` between ``-most`` and ``most``; ``most`` is used up."""
+    xs = list(torch._foreach_minimum(xs, most))
+    torch._foreach_neg_(most)
+    torch._foreach_maximum_(xs, most)
+    return xs
+
+
+def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], batch: list[_Piece], rule: Delayed) -> list[Tensor]:
     """Decay the weights in place, or return gradients with the decay added."""
     if not rule.flags.decays:
         return gs
     if rule.flags.decoupled:
-        decay = rule.lr * rule.weight_decay
-        torch._foreach_mul_(ws, [1 - decay * move for move in moves] if isinstance(moves, list) else 1 - decay * moves)
+        decay, corrected = rule.lr * rule.weight_decay, rule.flags.bias_correction
+        torch._foreach_mul_(ws, _each(lambda n: 1 - decay * (indicator(n > 0, n) if corrected else 1.0), batch))
         return gs
     decays = list(torch._foreach_mul(ws, rule.weight_decay))
     if rule.flags.active_only:  # decay alone does not make a coordinate active

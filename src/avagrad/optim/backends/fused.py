@@ -37,7 +37,7 @@ INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to
 # What a row of Launch.tensors holds (int64): addresses, the size, the group, the place among all parameters, the
 # first block and the seed of rounding. native.c and triton.py name the columns in the same order.
 COLUMNS = ("w", "m", "v", "step", "numel", "group", "place", "compensation", "first_block", "seed")
-SHARED = 16  # numbers that the coordinates of a tensor share in a step, worked out by a kernel
+SHARED = 19  # numbers that the coordinates of a tensor share in a step, worked out by a kernel
 
 
 # --- who can be stepped ----------------------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from avagrad.optim.rounding import store
-from avagrad.optim.rules import Delayed, Rule, Scalar
+from avagrad.optim.rules import Delayed, Rule, Scalar, scalar_dtype
 
 if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
@@ -143,7 +143,7 @@ class Loop(Backend):
 
 def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Tensor:
     """Return sums and counts as two columns, in float64 where the device has it."""
-    dtype = torch.float32 if device.type == "mps" else torch.float64
+    dtype = scalar_dtype(device)
     totals = torch.stack([total.to(dtype) for total, _ in pairs])
     counts = [d for _, d in pairs]
     capturing = device.type == "cuda" and torch.cuda.is_current_stream_capturing()

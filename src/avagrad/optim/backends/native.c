@@ -15,19 +15,21 @@
 #include <string.h>
 
 enum { W, M, V, STEP, NUMEL, GROUP, PLACE, COMPENSATION, FIRST_BLOCK, SEED, COLUMNS };
-enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, NUMBERS };
+enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_UPDATE, CLIP_MOMENT, NUMBERS };
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAREST, STOCHASTIC, KAHAN };
 
 typedef struct {
     int64_t dtype, block, rounding, rebuild, counts;
-    int64_t norm, decoupled, decays, bias_correction, active_only, maximize; /* as rules.Flags; norm 0: gamma is 1 */
+    /* As rules.Flags; norm 0: gamma is 1. */
+    int64_t norm, decoupled, decays, bias_correction, active_only, maximize, of_step, clips, clips_moment;
 } Flags;
 
 /* What the coordinates of one tensor share in one step. */
 typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
-    double eps, weight_decay, inverse_before, inverse_next, unscale, counts, key, unused;
+    double eps, weight_decay, inverse_before, inverse_next, unscale, counts, key;
+    double clip_update, clip_moment, unit, sum_unit; /* sums are of multiples of `unit`, which is 1 / sum_unit^(1/p) */
 } Shared;
 
 static uint32_t mix(uint32_t h) {
@@ -69,6 +71,10 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.beta2_rest = 1 - group[BETA2];
     s.eps = group[EPS];
     s.weight_decay = group[WEIGHT_DECAY];
+    s.clip_update = group[CLIP_UPDATE] * correction1; /* of the moment as it is kept */
+    s.clip_moment = group[CLIP_MOMENT];
+    s.unit = flags->of_step ? fmax(1, group[EPS]) : 1; /* eta r is about r / eps where eps is large */
+    s.sum_unit = flags->norm == 2 ? 1 / (s.unit * s.unit) : 1 / s.unit;
     s.unscale = (grad_scale ? 1.0 / *grad_scale : 1.0) * (flags->maximize ? -1 : 1);
     s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PLACE]);
     if (s.moves && flags->counts) *step = (float)t;
@@ -191,15 +197,15 @@ PyMODINIT_FUNC INIT(void) { return PyModule_Create(&definition); }
 
 /* Sum up eta^p for the next step. A chunk is short enough for a sum in its own precision; a block is not. */
 static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
-    const REAL inverse = s->inverse_next, eps = s->eps;
-    const bool squared = flags->norm == 2, every = !flags->active_only;
+    const REAL inverse = s->inverse_next, eps = s->eps, unit = s->unit;
+    const bool squared = flags->norm == 2, every = !flags->active_only, of_step = flags->of_step;
     REAL total = 0, live = 0;
     _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
-        const REAL eta = 1 / (SQRT(v[i] * inverse) + eps);
-        total += every || v[i] != 0 ? eta * (squared ? eta : 1) : 0;
+        const REAL r = SQRT(v[i] * inverse), x = (of_step ? r * unit : 1) / (r + eps);
+        total += every || v[i] != 0 ? x * (squared ? x : 1) : 0;
         live += every || v[i] != 0 ? 1 : 0;
     }
-    sums[0] += total * s->counts;
+    sums[0] += total * s->sum_unit * s->counts;
     sums[1] += live * s->counts;
 }
 
@@ -215,11 +221,27 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
     } else if (flags->decays) {
         EACH(n) g[i] += decay * w[i];
     }
+    REAL r[CHUNK];
+    EACH(n) r[i] = SQRT(v[i] * inverse);
+    if (flags->of_step) {
+        const bool clips = flags->clips_moment;
+        const REAL k = s->clip_moment, largest = 1e18; /* rules.LARGEST */
+        EACH(n) {
+            const REAL at_most = clips && r[i] > 0 && k * r[i] < largest ? k * r[i] : largest;
+            g[i] = g[i] > at_most ? at_most : g[i] < -at_most ? -at_most : g[i]; /* a NaN stays one */
+        }
+    }
     EACH(n) m[i] = beta1 * m[i] + beta1_rest * g[i];
-    if (s->started && flags->active_only) {
-        EACH(n) w[i] -= v[i] == 0 ? 0 : size / (SQRT(v[i] * inverse) + eps) * m[i];
+    if (s->started && flags->clips) {
+        const REAL c = s->clip_update;
+        EACH(n) {
+            const REAL at_most = c * r[i], kept = m[i] > at_most ? at_most : m[i] < -at_most ? -at_most : m[i];
+            w[i] -= size / (r[i] + eps) * kept;
+        }
+    } else if (s->started && flags->active_only) {
+        EACH(n) w[i] -= v[i] == 0 ? 0 : size / (r[i] + eps) * m[i];
     } else if (s->started) {
-        EACH(n) w[i] -= size / (SQRT(v[i] * inverse) + eps) * m[i];
+        EACH(n) w[i] -= size / (r[i] + eps) * m[i];
     }
     EACH(n) v[i] = beta2 * v[i] + beta2_rest * g[i] * g[i];
 }

@@ -14,7 +14,7 @@ __all__ = ["NUMBERS", "extension", "go_over", "prepare"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
-NUMBERS = 5  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay
+NUMBERS = 7  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay, clip_update, clip_moment
 
 
 @functools.cache

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from avagrad.optim.backends.fused import COLUMNS, SHARED, Launch
 from avagrad.optim.backends.native import NUMBERS
+from avagrad.optim.rules import LARGEST
 
 __all__ = ["go_over", "prepare"]
 
@@ -23,6 +24,7 @@ _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16
 _COLUMNS = tl.constexpr(len(COLUMNS))
 _NUMBERS = tl.constexpr(NUMBERS)
 _SHARED = tl.constexpr(SHARED)
+_LARGEST = tl.constexpr(LARGEST)
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -46,7 +48,8 @@ def go_over(launch: Launch, first: int, last: int, *, rebuild: bool = False, gra
     if first == last:
         return
     flags = launch.flags
-    rule = flags.decoupled, flags.decays, flags.active_only, flags.maximize, flags.norm
+    forms = flags.decoupled, flags.decays, flags.active_only, flags.maximize
+    rule = *forms, flags.of_step, flags.clips, flags.clips_moment, flags.norm
     constants = gradient != 0, launch.rounding, _DTYPES[launch.dtype], rebuild, *rule, launch.block
     arguments = launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient
     _start(launch, delayed_pass, last - first, arguments, constants, warps=launch.warps)
@@ -123,6 +126,8 @@ def shared_numbers(
     beta2 = tl.load(group + 2, mask=mask, other=0.0)
     eps = tl.load(group + 3, mask=mask, other=1.0)
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
+    clip_update = tl.load(group + 5, mask=mask, other=0.0)
+    clip_moment = tl.load(group + 6, mask=mask, other=0.0)
 
     t = before + moves  # the gradients that the next step's rates will have seen
     one = before * 0 + 1
@@ -131,6 +136,7 @@ def shared_numbers(
         inverse_before = 1 / _correction(beta2, before)
         inverse_next = 1 / _correction(beta2, t)
         size = 1 / _correction(beta1, t)
+        clip_update = clip_update / size  # of the moment as it is kept
         started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
     if NORM:
@@ -158,15 +164,23 @@ def shared_numbers(
     seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
     key = _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
     tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), key, mask=mask)
+    tl.store(out + 15, clip_update.to(tl.float32), mask=mask)
+    tl.store(out + 16, clip_moment.to(tl.float32), mask=mask)
     if COUNTS:
         tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
 
 
 @triton.jit
-def _rates(v, inverse_correction, eps, ACTIVE_ONLY: tl.constexpr):
+def _rates(v, r, eps, ACTIVE_ONLY: tl.constexpr):
     """As rules.rates, line 6 of the paper's box."""
-    eta = 1 / (tl.sqrt(v * inverse_correction) + eps)
+    eta = 1 / (r + eps)
     return tl.where(v == 0, 0.0, eta) if ACTIVE_ONLY else eta
+
+
+@triton.jit
+def _clamped(x, at_most):
+    """Return x between two bounds; a NaN stays one."""
+    return tl.where(x > at_most, at_most, tl.where(x < -at_most, -at_most, x))
 
 
 @triton.jit
@@ -200,7 +214,8 @@ def _block(
     w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
     REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
-    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
+    OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one block (``REBUILD``: leave it), and leave the sum of the next step's eta^p."""
     eps = tl.load(shared + 8)
@@ -223,9 +238,14 @@ def _block(
                 g = tl.where((v == 0) & (g == 0), g, g + tl.load(shared + 9) * w)
             else:
                 g = g + tl.load(shared + 9) * w
+        r = tl.sqrt(v * tl.load(shared + 10))
+        if OF_STEP:
+            g = _clamped(g, _LARGEST)
+        if CLIPS_MOMENT:
+            g = _clamped(g, tl.where(r > 0, tl.load(shared + 16) * r, _LARGEST))
         m = tl.load(shared + 4) * m + tl.load(shared + 5) * g
-        eta = _rates(v, tl.load(shared + 10), eps, ACTIVE_ONLY)
-        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * m, w)
+        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m
+        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * _rates(v, r, eps, ACTIVE_ONLY) * kept, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
         if ROUNDING == "stochastic":
             key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
@@ -240,12 +260,17 @@ def _block(
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
-        eta = _rates(v, tl.load(shared + 11), eps, ACTIVE_ONLY)
+        r = tl.sqrt(v * tl.load(shared + 11))
+        x = _rates(v, r, eps, ACTIVE_ONLY)
+        if OF_STEP:
+            x = x * r
         if MASKED:
-            eta = tl.where(mask, eta, 0.0)
+            x = tl.where(mask, x, 0.0)
         counts = tl.load(shared + 13)
-        # In float64, so that the order in which a block is added up does not show.
-        power = (eta * eta if NORM == 2 else eta).to(tl.float64)
+        # In float64, so that the order in which a block is added up does not show; and the square of a step may be 0.
+        if OF_STEP:
+            x = x.to(tl.float64)
+        power = (x * x if NORM == 2 else x).to(tl.float64)
         tl.store(sums, tl.sum(power, 0) * counts)
         if ACTIVE_ONLY:
             live = v != 0
@@ -261,7 +286,8 @@ def delayed_pass(
     tensors, grads, blocks, shared, sums, first_block: "i32", gradient: "i64",  # noqa: F821
     ONE: tl.constexpr, ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
     REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
-    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
+    OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all.
 
@@ -289,10 +315,10 @@ def delayed_pass(
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
                 tl.multiple_of(rest_at, 16), start, n, its_shared, at, ROUNDING, False,
-                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip
         else:
             _block(
                 w_at, g_at, m_at, v_at, rest_at, start, n, its_shared, at, ROUNDING, True,
-                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip

@@ -1,0 +1,89 @@
+"""AvaStep: steps of a known size. The delayed rule, of which it is a form, is in :mod:`avagrad.optim.rules`."""
+
+from typing import Any, ClassVar
+
+from torch import Tensor
+from torch.optim.optimizer import ParamsT
+
+from avagrad.optim.arguments import Allowed, explain_unknown_keywords
+from avagrad.optim.avagrad import DelayedOptimizer
+from avagrad.optim.params import Group
+
+__all__ = ["AvaStep"]
+
+
+class AvaStep(DelayedOptimizer):
+    r"""AvaStep: steps of a known size. Its ``lr`` is Adam's, and means the same at every ``eps``. Beyond the paper.
+
+    .. math::
+        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
+        r_t &= \sqrt{v_{t-1} / (1 - \beta_2^{t-1})}, \quad \eta_t = 1 / (r_t + \epsilon) \\
+        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\mathrm{RMS}(\eta_t r_t)} \,
+            \mathrm{clamp}\bigl(m_t / (1 - \beta_1^t), -c \, r_t, c \, r_t\bigr) \\
+        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+
+    Where AvaGrad normalises the rates, AvaStep normalises the step that they are predicted to make. The root mean
+    square of a step is at most c lr, whatever the gradient. A small eps gives Delayed Adam, a large one SGD with
+    momentum and normalised gradients. A coordinate that has had no gradient other than 0 does not move, and does not
+    count. No gradient is taken as larger than 1e18. With ``clip_update=None`` Theorem 2 of the paper holds; with a
+    clamp it does not.
+
+    Args are those of :class:`AvaGrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
+        lr: the learning rate, of the size of Adam's, with its schedules and warm-up.
+        norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
+        clip_update: c; None is no clamp.
+        clip_moment: take a gradient as no larger than this multiple of r_t; None takes it as it is. With a number, one
+            bad batch does not slow down the steps after it; but coordinates that rarely have a gradient lose their
+            second moment.
+        decoupled_weight_decay: decay as in AdamW; False adds it to the gradient, as in Adam.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = AvaStep([w], lr=0.01)
+    >>> for _ in range(3):
+    ...     w.grad = 2 * w.detach()
+    ...     opt.step()
+    >>> w.detach()
+    tensor([ 0.9800, -1.9800])
+    """
+
+    _decoupled = None
+    _own_keys = ("norm_of", "clip_update", "clip_moment")
+    _allowed: ClassVar[Allowed] = {**DelayedOptimizer._allowed, "norm_of": ("'step'", lambda x: x == "step")}
+
+    @explain_unknown_keywords
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        clip_update: float | None = 1.0,
+        clip_moment: float | None = None,
+        norm: int = 2,
+        decoupled_weight_decay: bool = True,
+        maximize: bool = False,
+        rounding: str = "nearest",
+        rounding_seed: int = 0,
+        foreach: bool | None = None,
+        capturable: bool = False,
+        fused: bool | None = None,
+        process_group: Any = None,
+    ) -> None:
+        defaults: Group = {
+            "lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay, "norm": norm, "norm_of": "step",
+            "clip_update": clip_update, "clip_moment": clip_moment, "maximize": maximize,
+            "decoupled_weight_decay": decoupled_weight_decay, "rounding": rounding, "rounding_seed": rounding_seed,
+            "foreach": foreach, "capturable": capturable, "fused": fused,
+        }  # fmt: skip
+        super().__init__(params, defaults, process_group)
+
+    def _adopted(self, group: Group) -> Group:
+        """Take over what means the same in Adam and AdamW; their eps only where it was chosen."""
+        if "amsgrad" not in group:
+            return {}
+        keys = ["lr", "betas", *(["eps"] if group.get("eps") != 1e-8 else [])]
+        if "decoupled_weight_decay" in group:  # which tells Adam from AdamW
+            keys += ["weight_decay", "decoupled_weight_decay"]
+        return {key: group[key] for key in keys if key in group}
