@@ -82,6 +82,12 @@ TOLERANCES = {
 }
 
 
+def own_options(name: str, **options: Any) -> dict[str, Any]:
+    """Return the options without those that AvaStep does not have, since they are always on."""
+    fixed = ("bias_correction", "active_only") if name == "AvaStep" else ()
+    return {key: value for key, value in options.items() if key not in fixed}
+
+
 def optimizer_class(name: str) -> Callable[..., Any]:
     return getattr(avagrad, name)  # type: ignore[no-any-return]
 

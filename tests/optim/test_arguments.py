@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, optimizer_class
+from problems import ALL, DELAYED, optimizer_class, own_options
 
 import avagrad
-from avagrad import AvaGrad
+from avagrad import AvaGrad, AvaStep
 from avagrad.optim import no_decay_groups
 from avagrad.optim.backends import fused
 
@@ -39,7 +39,16 @@ BAD: list[tuple[str, Any, str]] = [
 ONLY: dict[str, list[tuple[str, Any, str]]] = {
     "AvaGrad": [*[("norm", x, "1 or 2") for x in (0, 3, INF, "2", None, True)], ("active_only", 1, "True or False")],
     "AvaGradW": [("norm", 1.5, "1 or 2"), ("bias_correction", None, "True or False")],
-    "DelayedAdam": [("active_only", "no", "True or False")],
+    "DelayedAdam": [
+        ("active_only", "no", "True or False"),
+        *[("clip_update", x, "a finite number above 0, or None") for x in (0, -1.0, NAN, INF, "1", True)],
+    ],
+    "AvaStep": [
+        ("clip_update", 0.0, "a finite number above 0, or None"),
+        *[("clip_moment", x, "a finite number above 1, or None") for x in (1.0, 0, NAN, INF, "10")],
+        ("norm", 3, "1 or 2"),
+        ("decoupled_weight_decay", 1, "True or False"),
+    ],
     "AdaBound": [
         ("final_lr", -1, "a finite number of at least 0"),
         ("gamma", 0, "a number above 0"),
@@ -230,7 +239,7 @@ def test_torchs_own_refusals_still_work() -> None:
 def test_signatures_are_what_we_promise() -> None:
     expected = (
         "(self, params, lr=0.1, betas=(0.9, 0.999), eps=0.1, weight_decay=0.0, *, bias_correction=True, "
-        "norm=2, active_only=False, maximize=False, rounding='nearest', rounding_seed=0, "
+        "norm=2, active_only=False, clip_update=None, maximize=False, rounding='nearest', rounding_seed=0, "
         "foreach=None, capturable=False, fused=None, process_group=None)"
     )
     signature = inspect.signature(AvaGrad.__init__)
@@ -293,11 +302,13 @@ def test_no_decay_groups_refuses() -> None:
 @pytest.mark.parametrize("name", DELAYED)
 @pytest.mark.parametrize("active_only", [False, True])
 def test_diagnostics_say_what_the_next_step_will_do(name: str, active_only: bool) -> None:
-    """With beta1 = 0 the next move is rate * gradient: its ratios are the rates that diagnostics name."""
+    """With beta1 = 0 the next move is rate * gradient: its ratios are the rates that diagnostics name, to 1 %."""
     w = torch.nn.Parameter(torch.zeros(300).double())
     z = torch.nn.Parameter(torch.zeros(1).double())
+    options = own_options(name, active_only=active_only, clip_update=None)
+    active_only = active_only or name == "AvaStep"
     opt = optimizer_class(name)(
-        [{"params": [w]}, {"params": [z], "lr": 0.25}], lr=0.5, eps=0.01, betas=(0.0, 0.9), active_only=active_only
+        [{"params": [w]}, {"params": [z], "lr": 0.25}], lr=0.5, eps=0.01, betas=(0.0, 0.9), **options
     )
     g = torch.linspace(0, 3, 300).double()  # the first has never a gradient
     w.grad, z.grad = g.clone(), torch.ones(1).double()
@@ -308,31 +319,65 @@ def test_diagnostics_say_what_the_next_step_will_do(name: str, active_only: bool
     opt.step()
     rates = torch.cat([before[0] - w.detach(), before[1] - z.detach()])
     rates = rates[1:] if active_only else rates
-    assert said["rate_min"] == pytest.approx(rates.min().item(), rel=1e-6)
-    assert said["rate_max"] == pytest.approx(rates.max().item(), rel=1e-6)
-    assert said["rate_median"] == pytest.approx(rates.median().item(), rel=1e-6)
-    eta = 1 / (torch.cat([g, torch.ones(1).double()]) + 0.01)
-    eta = eta[1:] if active_only else eta
-    gamma = 1.0 if name == "DelayedAdam" else (len(eta) / (eta**2).sum()).sqrt().item()
+    assert said["rate_min"] == pytest.approx(rates.min().item(), rel=0.01)
+    assert said["rate_max"] == pytest.approx(rates.max().item(), rel=0.01)
+    assert said["rate_median"] == pytest.approx(rates.median().item(), rel=0.01)
+    r = torch.cat([g, torch.ones(1).double()])
+    eta = 1 / (r + 0.01)
+    r, eta = (r[1:], eta[1:]) if active_only else (r, eta)
+    x = eta * r if name == "AvaStep" else eta
+    gamma = 1.0 if name == "DelayedAdam" else (len(x) / (x**2).sum()).sqrt().item()
     assert said["gamma"] == pytest.approx(gamma, rel=1e-9)
-    largest = (eta**2).sort(descending=True).values[: math.ceil(len(eta) / 100)].sum() / (eta**2).sum()
-    assert said["norm_share_of_top_1_percent"] == pytest.approx(largest.item(), rel=1e-6)
+    largest = (x**2).sort(descending=True).values[: math.ceil(len(x) / 100)].sum() / (x**2).sum()
+    assert said["norm_share_of_top_1_percent"] == pytest.approx(largest.item(), rel=0.01)
     assert said["inactive_share"] == 1 / 301
+    lr = torch.full_like(eta, 0.5)
+    lr[-1] = 0.25
+    moves = lr * gamma * eta * r  # by the gradient that was, which is the usual size
+    assert said["step_rms_predicted"] == pytest.approx(moves.square().mean().sqrt().item(), rel=1e-6)
+    assert said["step_rms"] == pytest.approx(said["step_rms_predicted"], rel=1e-6)
+    assert said["clipped_share"] == 0
+
+
+def test_diagnostics_of_a_clamp() -> None:
+    """The momentum of [1, 4] is held back to half the usual size in both, of [0.25, 4] in the second alone."""
+    w = torch.nn.Parameter(torch.zeros(2).double())
+    for first, share in (1.0, 1.0), (0.1, 0.5):
+        opt = AvaStep([w], lr=0.1, betas=(0.0, 0.5), clip_update=0.5)
+        for g in ([1.0, 4.0], [first, 4.0]):
+            w.grad = torch.tensor(g).double()
+            opt.step()
+        said = opt.diagnostics()
+        assert said["clipped_share"] == share
+        assert said["step_rms_predicted"] == pytest.approx(0.1)
+        assert said["step_rms"] <= 0.05 * (1 + 1e-9)
+
+
+def test_diagnostics_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    ends = []
+    for size in (2**20, 7):
+        monkeypatch.setattr("avagrad.optim.diagnostics.SIZE", size)
+        w = torch.nn.Parameter(torch.zeros(6, 9).t())
+        opt = AvaStep([w])
+        for t in range(3):
+            w.grad = torch.randn(9, 6, generator=torch.Generator().manual_seed(t))
+            opt.step()
+        ends.append(opt.diagnostics())
+    assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
 @pytest.mark.parametrize("name", DELAYED)
 def test_diagnostics_before_the_first_step(name: str) -> None:
     opt = optimizer_class(name)([one()])
-    assert opt.diagnostics() == {
-        "gamma": 1.0,
-        "rate_min": 0.0,
-        "rate_median": 0.0,
-        "rate_max": 0.0,
-        "norm_share_of_top_1_percent": 0.0,
-        "inactive_share": 0.0,
-    }
+    said = opt.diagnostics()
+    assert said.pop("gamma") == 1.0
+    assert len(said) == 8
+    assert not any(said.values())
     assert not opt.state
+    if name == "AvaStep":
+        return
     opt = optimizer_class(name)([one()], lr=0.5, eps=0.25, bias_correction=False)
-    assert opt.diagnostics()["rate_median"] == (2.0 if name == "DelayedAdam" else 0.5)
+    rate = pytest.approx(2.0 if name == "DelayedAdam" else 0.5, rel=0.01)
+    assert opt.diagnostics()["rate_median"] == rate
     with torch.device("meta"):  # as a default device would be
-        assert opt.diagnostics()["rate_max"] == (2.0 if name == "DelayedAdam" else 0.5)
+        assert opt.diagnostics()["rate_max"] == rate

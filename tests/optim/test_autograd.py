@@ -16,7 +16,9 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     **{
         name: [{}, {"bias_correction": False, "eps": 0.1}, {"active_only": True, "weight_decay": 0.1}]
         for name in DELAYED
+        if name != "AvaStep"
     },
+    "AvaStep": [{}, {"clip_update": None, "eps": 0.1}, {"clip_moment": 3.0, "decoupled_weight_decay": False}],
     "AdaBound": [{}, {"amsbound": True, "weight_decay": 0.1}],
     "AdaShift": [{"keep": 1}, {"keep": 2, "reduce": None}],
 }
@@ -33,13 +35,18 @@ def unrolled(name: str, w: Tensor, gs: list[Tensor], lr: Tensor, tensor_t: bool 
     for n, g in enumerate(gs):
         t: Any = torch.tensor(n + 1.0, dtype=torch.float64) if tensor_t else n + 1
         if name in DELAYED:
-            forms = {key: group[key] for key in ("bias_correction", "active_only")}
+            forms = {key: group.get(key, True) for key in ("bias_correction", "active_only")}
             eta = rules.rates(v, t - 1, beta2=hyper["beta2"], eps=group["eps"], **forms)
             gamma: Any = 1.0
-            if "norm" in group:
+            clips = rules.Clips()
+            if name == "AvaStep":
+                r = rules.gradient_sizes(v, t - 1, beta2=hyper["beta2"])
+                clips = rules.Clips(r, group["clip_update"], group["clip_moment"], rules.LARGEST)
+                gamma = rules.scale(*rules.power_sum(eta * r, v, t - 1, norm=2, **forms))
+            elif "norm" in group:
                 gamma = rules.scale(*rules.power_sum(eta, v, t - 1, norm=2, **forms))
             decoupled = group["decoupled_weight_decay"]
-            w, m, v = rules.delayed_step(w, g, m, v, t, eta, gamma, decoupled=decoupled, **forms, **hyper)
+            w, m, v = rules.delayed_step(w, g, m, v, t, eta, gamma, decoupled=decoupled, clips=clips, **forms, **hyper)
         elif name == "AdaBound":
             own = {key: group[key] for key in ("eps", "final_lr", "gamma")} | {"base_lr": lr.detach()}
             w, m, v, new = adabound_step(w, g, m, v, largest, t, **own, **hyper)

@@ -11,6 +11,7 @@ from problems import (
     PATHS,
     gradients,
     optimizer_class,
+    own_options,
     parameters,
     step_with,
 )
@@ -26,7 +27,7 @@ def test_parameters_on_several_devices(name: str, use_foreach: bool | None, acti
     """Fake tensors refuse to mix devices and have no values to read; "lazy" ones need no GPU to pretend."""
     from torch._subclasses.fake_tensor import FakeTensorMode
 
-    options: dict[str, Any] = {"active_only": active_only} if name in DELAYED else {}
+    options: dict[str, Any] = own_options(name, active_only=active_only) if name in DELAYED else {}
     with FakeTensorMode(allow_non_fake_inputs=True):
         params = [torch.nn.Parameter(torch.ones(3, 2, device=f"lazy:{i % 2}")) for i in range(5)]
         opt = optimizer_class(name)(

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from problems import ALL, DELAYED, FUSED_PATHS, is_fused, optimizer_class, take_fused_path
+from problems import ALL, DELAYED, FUSED_PATHS, is_fused, optimizer_class, own_options, take_fused_path
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
 
@@ -82,7 +82,9 @@ def train(
 def first_move(opt: Any) -> int:
     """Return the last step of the beginning, in which nothing moves."""
     group = opt.param_groups[0]
-    return int(group["keep"]) - 1 if "keep" in group else 0 if group.get("bias_correction") else -1
+    return (
+        int(group["keep"]) - 1 if "keep" in group else -1 if not group.get("bias_correction", "norm_of" in group) else 0
+    )
 
 
 def assert_same(one: tuple[Model, Any], two: tuple[Model, Any]) -> None:
@@ -106,6 +108,8 @@ def test_the_same_bits_as_the_ordinary_step(name: str, path: str, monkeypatch: p
     choices: list[dict[str, Any]] = [{}]
     if name in DELAYED:
         choices += [{"bias_correction": False, "eps": 0.01}, {"active_only": True, "maximize": True}]
+        choices += [{"clip_update": 0.5, "eps": 1e-4}]
+        choices = [own_options(name, **choice) for choice in choices]
     for choice in choices:
         make = lambda params: optimizer_class(name)(params, lr=0.05, weight_decay=0.1, **choice, **options)  # noqa: B023, E731
         ends = [

@@ -127,7 +127,7 @@ def test_on_constant_magnitudes_delayed_adam_moves_as_adam(seed: int, size: floa
             torch.testing.assert_close(*moves, rtol=1e-9, atol=1e-14)
 
 
-@given(seed=seeds, name=st.sampled_from(DELAYED), norm=st.sampled_from([1, 2]), path=paths)
+@given(seed=seeds, name=st.sampled_from(DELAYED[:3]), norm=st.sampled_from([1, 2]), path=paths)
 def test_active_only_changes_nothing_for_dense_gradients(seed: int, name: str, norm: int, path: Any) -> None:
     grads = random_gradients((7,), seed)
     options = {"weight_decay": 0.1, **path} | ({"norm": norm} if name != "DelayedAdam" else {})
@@ -150,7 +150,8 @@ def test_normalised_rates_have_mean_one(seed: int, eps: float, name: str, norm: 
 def test_the_delay_is_one_step_and_not_two(name: str) -> None:
     """By hand, for two coordinates: the second move knows the first two gradients and no third."""
     w = torch.nn.Parameter(torch.zeros(2).double())
-    opt = optimizer_class(name)([w], lr=1.0, betas=(0.0, 0.5), eps=1.0)
+    options = {"clip_update": None} if name == "AvaStep" else {}
+    opt = optimizer_class(name)([w], lr=1.0, betas=(0.0, 0.5), eps=1.0, **options)
     gradients_by_hand = [[1.0, 3.0], [2.0, 0.0], [1.0, 1.0]]
     moves = []
     for g in gradients_by_hand:
@@ -163,7 +164,8 @@ def test_the_delay_is_one_step_and_not_two(name: str) -> None:
     v_hat = torch.tensor([(0.25 * 1 + 0.5 * 4) / 0.75, 0.25 * 9 / 0.75]).double()
     eta_3 = 1 / (v_hat.sqrt() + 1)
     for move, g, eta in zip(moves[1:], gradients_by_hand[1:], (eta_2, eta_3), strict=True):
-        gamma = 1 if name == "DelayedAdam" else (2 / (eta**2).sum()) ** 0.5
+        normalised = eta * (1 / eta - 1) if name == "AvaStep" else eta  # r = 1 / eta - eps
+        gamma = 1 if name == "DelayedAdam" else (2 / (normalised**2).sum()) ** 0.5
         torch.testing.assert_close(move, -gamma * eta * torch.tensor(g).double(), rtol=1e-12, atol=0)
 
 

@@ -9,9 +9,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
+from avagrad.optim.comparison import FunctionRule, with_l2
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
-from avagrad.optim.rules import FunctionRule, Scalar, bias_correction_of, indicator, sqrt, with_l2
+from avagrad.optim.rules import Scalar, bias_correction_of, indicator, sqrt
 
 __all__ = ["AdaBound", "adabound_step"]
 

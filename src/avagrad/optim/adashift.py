@@ -10,9 +10,10 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, Allowed, explain_unknown_keywords
+from avagrad.optim.comparison import FunctionRule, with_l2
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
-from avagrad.optim.rules import FunctionRule, Scalar, bias_correction_of, indicator, sqrt, where, with_l2
+from avagrad.optim.rules import Scalar, bias_correction_of, indicator, sqrt, where
 from avagrad.optim.sharding import global_max, is_dtensor
 
 __all__ = ["AdaShift", "adashift_step"]

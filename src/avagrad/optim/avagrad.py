@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
-from avagrad.optim.backends.loop import blocks
+from avagrad.optim.diagnostics import diagnostics
 from avagrad.optim.norm import Norm
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group, Params
@@ -130,57 +130,37 @@ class DelayedOptimizer(RuleOptimizer):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """Return what the next step will multiply gradients with, for logging.
+        """Return numbers about the next step, for logging. Quantiles and the share of the top are right to 1 %.
 
         - ``gamma``;
         - ``rate_min``, ``rate_median``, ``rate_max``: of the effective rates lr * gamma * eta, over all coordinates
           that count in the norm;
-        - ``norm_share_of_top_1_percent``: the share of the norm's sum that the largest 1 % of eta make up. Near 1, a
-          few coordinates with tiny gradients set the scale for all others (see ``norm``);
+        - ``norm_share_of_top_1_percent``: the share of the norm's sum that the largest 1 % of what it sums make up.
+          Near 1, a few coordinates with tiny gradients set the scale for all others (see ``norm``);
         - ``inactive_share``: the share of coordinates that have never had a gradient other than 0. At a small eps
-          they set the scale, many or few (see ``active_only``).
+          they set the scale, many or few (see ``active_only``);
+        - ``step_rms_predicted``: the root mean square of a step that every coordinate makes by the usual size of its
+          gradient. In AvaStep it is lr;
+        - ``step_rms``: that of a step by the momentum as it is now, about that of the last step. It is smaller, by the
+          noise that the momentum averages out;
+        - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would hold back.
 
-        Unlike a step, this goes over the whole state, reads from the device and needs memory of several times the
-        size of the parameters. Where parameters are spread over ranks, all ranks call this together; all but
-        ``gamma`` is then of this rank's part.
+        Unlike a step, this goes over the whole state and reads from the device. Where parameters are spread over ranks,
+        all ranks call this together; all but ``gamma`` is then of this rank's part.
 
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
         >>> w.grad = torch.tensor([1.0, 1.0, 1.0])
         >>> opt.step()
-        >>> opt.diagnostics()["rate_median"]
+        >>> round(opt.diagnostics()["rate_median"], 2)
         0.5
         """
         rules = [Delayed.of(group) for group in self.param_groups]
         params = Params(self, rules, placeholders=True)
         gamma = 1.0
         if self._normalised:
-            totals = Norm().totals(params, rules)
-            gamma = rules[0].gamma(next(iter(totals.values()))).item()
-        etas, moves = [torch.zeros(0, device="cpu")], [torch.zeros(0, device="cpu")]
-        inactive = known = 0
-        for view in params.views:
-            rule, step = rules[view.group], view.step.item()
-            for v in blocks(view.state[1]):
-                if step:
-                    inactive += int((v == 0).sum())
-                    known += v.numel()
-                eta = rule.rates(v, step).flatten().float().cpu()
-                eta = eta[eta > 0]  # all others do not count
-                etas.append(eta)
-                moves.append(float(rule.lr) * gamma * eta)
-        powers, move = torch.cat(etas).double() ** (rules[0].flags.norm or 2), torch.cat(moves)
-        if not powers.numel():
-            powers = move = torch.zeros(1, dtype=torch.float64, device="cpu")
-        largest = powers.topk((powers.numel() + 99) // 100).values.sum() / powers.sum().clamp(min=1e-300)
-        return {
-            "gamma": gamma,
-            "rate_min": move.min().item(),
-            "rate_median": move.median().item(),
-            "rate_max": move.max().item(),
-            "norm_share_of_top_1_percent": largest.item(),
-            "inactive_share": inactive / known if known else 0.0,
-        }
+            gamma = rules[0].gamma(next(iter(Norm().totals(params, rules).values()))).item()
+        return diagnostics(params, rules, gamma)
 
 
 class DelayedAdam(DelayedOptimizer):

@@ -37,6 +37,7 @@ class AvaStep(DelayedOptimizer):
             second moment.
         decoupled_weight_decay: decay as in AdamW; False adds it to the gradient, as in Adam.
 
+    >>> import torch
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AvaStep([w], lr=0.01)
     >>> for _ in range(3):

@@ -30,7 +30,7 @@ from 1; it, too, is a number or a tensor.
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 import torch
 from torch import Tensor
@@ -50,7 +50,6 @@ __all__ = [
 Scalar: TypeAlias = float | Tensor
 LARGEST = 1e18  # no gradient is larger for AvaStep: its square, and all that comes of it, is finite in float32
 _R = TypeVar("_R", bound="Rule")
-_F = TypeVar("_F", bound="FunctionRule")
 
 
 # --- the delayed family: Delayed Adam, AvaGrad, AvaGradW -----------------------------------------
@@ -130,7 +129,7 @@ class Clips(NamedTuple):
     tensor([-2.,  5.])
     """
 
-    r: Tensor
+    r: Tensor | None = None
     update: Scalar | None = None
     moment: Scalar | None = None
     largest: float | None = None
@@ -139,14 +138,14 @@ class Clips(NamedTuple):
         """Return a gradient as it enters the moments. A coordinate without an ``r`` is bounded by ``largest`` alone."""
         if self.largest is not None:
             g = g.clamp(-self.largest, self.largest)
-        if self.moment is not None:
+        if self.moment is not None and self.r is not None:
             most = torch.where(self.r > 0, self.moment * self.r, math.inf)
             g = torch.clamp(g, -most, most)
         return g
 
     def momentum(self, m_hat: Tensor) -> Tensor:
         """Return the momentum that moves ``w``."""
-        if self.update is None:
+        if self.update is None or self.r is None:
             return m_hat
         return torch.clamp(m_hat, -self.update * self.r, self.update * self.r)
 
@@ -168,7 +167,7 @@ def delayed_step(
     bias_correction: bool = True,
     active_only: bool = False,
     maximize: bool = False,
-    clips: Clips | None = None,
+    clips: Clips = Clips(),  # noqa: B008
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take one step of Delayed Adam (``gamma = 1``), AvaGrad, AvaGradW (``decoupled``) or AvaStep.
 
@@ -189,12 +188,10 @@ def delayed_step(
             g = g + torch.where((v == 0) & (g == 0), 0.0, weight_decay * w)
         else:
             g = g + weight_decay * w
-    if clips is not None:
-        g = clips.gradient(g)
+    g = clips.gradient(g)
     m = beta1 * m + (1 - beta1) * g
     m_hat = m / bias_correction_of(beta1, t) if bias_correction else m
-    if clips is not None:
-        m_hat = clips.momentum(m_hat)
+    m_hat = clips.momentum(m_hat)
     w = where(moves, w - lr * gamma * eta * m_hat, w)
     v = beta2 * v + (1 - beta2) * g * g
     return w, m, v
@@ -249,25 +246,6 @@ class Rule:
 
 
 @dataclass(frozen=True)
-class FunctionRule(Rule):
-    """A rule that is one function of a parameter and its state: a subclass says which, and with which arguments."""
-
-    keys: ClassVar[tuple[str, ...]]  # of a group, which are arguments of the function beside lr and betas
-    state_keys: ClassVar[tuple[str, ...]]  # of a group, which say what the state holds
-
-    lr: Scalar
-    others: dict[str, Any]
-    flags: tuple[Any, ...]
-
-    @classmethod
-    def of(cls: type[_F], group: Mapping[str, Any]) -> _F:
-        """Return the rule that a parameter group sets."""
-        beta1, beta2 = group["betas"]
-        others = {"beta1": beta1, "beta2": beta2, **{key: group[key] for key in cls.keys}}
-        return cls(group["lr"], others, tuple(group[key] for key in cls.state_keys))
-
-
-@dataclass(frozen=True)
 class Delayed(Rule):
     """The delayed rule with the hyper-parameters of one parameter group.
 
@@ -275,7 +253,7 @@ class Delayed(Rule):
     >>> group |= {"decoupled_weight_decay": False, "bias_correction": True, "active_only": False, "clip_update": None}
     >>> rule = Delayed.of(group)
     >>> rule.sums(torch.tensor([0.0, 9e-3]), 1)
-    (tensor(100.1041), 2.0)
+    (tensor(100.1041, dtype=torch.float64), 2.0)
     """
 
     lr: Scalar
@@ -336,12 +314,17 @@ class Delayed(Rule):
 
     def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
         """Return the sum of the powers of what gamma normalises, and how many count; see :func:`power_sum`."""
-        f, eta, unit = self.flags, self.rates(v, step), 1.0
-        if f.of_step:
-            unit = max(1.0, self.eps)  # eta r is about r / eps where eps is large, and its square may be 0 in float32
-            eta = eta * unit * self.sizes(v, step)
-        total, d = power_sum(eta, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
+        f, eta = self.flags, self.rates(v, step)
+        # eta r is about r / eps where eps is large, and its square may be 0 in float32.
+        unit = max(1.0, self.eps) if f.of_step else 1.0
+        x = eta * unit * self.sizes(v, step) if f.of_step else eta
+        total, d = power_sum(x, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
         return total.to(scalar_dtype(v.device)) / unit**f.norm, d
+
+    def momentum(self, m: Tensor, v: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
+        """Return the momentum after ``step`` gradients as a step would use it, before and after the clamp."""
+        m_hat = m / bias_correction_of(self.beta1, step) if self.flags.bias_correction else m
+        return m_hat, Clips(self.sizes(v, step), self.clip_update).momentum(m_hat)
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
@@ -354,9 +337,8 @@ class Delayed(Rule):
         (m, v), f = state, self.flags
         numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
         forms = {key: getattr(f, key) for key in ("decoupled", "bias_correction", "active_only", "maximize")}
-        clips = None
-        if f.clips or f.of_step:
-            clips = Clips(self.sizes(v, step), self.clip_update, self.clip_moment, LARGEST if f.of_step else None)
+        r = self.sizes(v, step) if f.clips or f.clips_moment else None
+        clips = Clips(r, self.clip_update, self.clip_moment, LARGEST if f.of_step else None)
         return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, clips=clips, **numbers, **forms)  # type: ignore[arg-type]
 
 
@@ -387,12 +369,6 @@ def scalar_dtype(device: torch.device) -> torch.dtype:
 def is_on(x: Scalar) -> bool:
     """Tell whether a term with this factor has to be worked out."""
     return isinstance(x, Tensor) or x != 0
-
-
-def with_l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
-    """Return the gradient to go down by, weight decay added."""
-    g = -g if maximize else g
-    return g + weight_decay * w if is_on(weight_decay) else g
 
 
 def where(condition: bool | Tensor, yes: Tensor, no: Tensor) -> Tensor:

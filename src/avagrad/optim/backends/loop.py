@@ -18,14 +18,15 @@ __all__ = ["Backend", "Loop"]
 BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
 
 
-def blocks(x: Tensor) -> Sequence[Tensor]:
-    """Return views that cover ``x``, none much larger than ``BLOCK``."""
-    if x.numel() <= BLOCK:
+def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
+    """Return views that cover ``x``, none much larger than ``size``, by default ``BLOCK``."""
+    size = size or BLOCK
+    if x.numel() <= size:
         return (x,)
     longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
     others = x.numel() // x.shape[longest]
-    pieces = torch.split(x, max(BLOCK // others, 1), dim=longest)
-    return pieces if others <= BLOCK else [b for piece in pieces for b in blocks(piece)]
+    pieces = torch.split(x, max(size // others, 1), dim=longest)
+    return pieces if others <= size else [b for piece in pieces for b in blocks(piece, size)]
 
 
 def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
