@@ -1,4 +1,4 @@
-"""The nine methods of the comparison, as one table of records.
+"""The methods of the comparison, as one table of records: the paper's, and AvaStep.
 
 A record holds the class, what is fixed about it, its defaults, and the settings with which it was found to work best
 on each task. Every setting carries its source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"),
@@ -263,6 +263,16 @@ METHODS: dict[str, Method] = {
                 **_quick("chars", lr=50.0, eps=1e-3),
             },
             paper_errors=_table_1("3.97 (0.02)", "19.04 (0.37)", "23.49", "1.175"),
+        ),
+        Method(
+            "avastep",
+            "AvaStep",
+            avagrad.AvaStep,
+            defaults=_from("ours", betas=(0.9, 0.999)),
+            settings={
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.01, eps=1e-3),
+            },
         ),
         Method(
             "delayed-adam",

@@ -18,7 +18,7 @@ from avagrad.lab.methods import method
 from avagrad.lab.torch_rules import adam_step, sgd_step
 from avagrad.optim.adabound import AdaBound, adabound_step
 from avagrad.optim.adashift import AdaShift, adashift_step
-from avagrad.optim.rules import Scalar, delayed_step, rates, scale
+from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer"]
 
@@ -172,27 +172,42 @@ class StackedOptimizer:
 
             each = vmap(one, in_dims=(0, 0, 0, axes))
             return lambda w, g, kept: each(w, g, kept, own)
-        forms = {name: hyper[name] for name in ("bias_correction", "active_only")}
+        return self._delayed_mover(state, t, hyper, common)
+
+    def _delayed_mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any], common: dict[str, Any]) -> Any:
+        of_step = "norm_of" in hyper  # AvaStep, in which what these two say is always so
+        forms = {name: hyper.get(name, True) for name in ("bias_correction", "active_only")}
         etas = [rates(kept[1], t - 1, beta2=common["beta2"], eps=hyper["eps"], **forms) for kept in state]
-        gamma = self._gamma(etas, state) if self.normalised else 1.0
+        sizes: list[Tensor | None] = [None] * len(etas)
+        if of_step or hyper["clip_update"] is not None:
+            sizes = [gradient_sizes(kept[1], t - 1, beta2=common["beta2"]) for kept in state]
+        gamma: Scalar = 1.0
+        if self.normalised and of_step:
+            unit = hyper["eps"].clamp(min=1.0)  # as in rules.Delayed.sums
+            terms = [eta * unit * r for eta, r in zip(etas, sizes, strict=True) if r is not None]
+            gamma = self._gamma(terms, state, forms["active_only"], unit)
+        elif self.normalised:
+            gamma = self._gamma(etas, state, forms["active_only"])
         common |= {"decoupled": hyper["decoupled_weight_decay"], **forms}
-        remaining = iter(etas)
+        bounds = hyper["clip_update"], hyper.get("clip_moment"), LARGEST if of_step else None
+        remaining = iter(zip(etas, sizes, strict=True))
 
         def delayed(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
-            w, m, v = delayed_step(w, g, kept[0], kept[1], t, next(remaining), gamma, **common)
+            eta, r = next(remaining)
+            w, m, v = delayed_step(w, g, kept[0], kept[1], t, eta, gamma, clips=Clips(r, *bounds), **common)
             return w, [m, v]
 
         return delayed
 
-    def _gamma(self, etas: Blocks, state: list[Blocks]) -> Tensor:
-        """Return the members' gamma, as a column: each has a norm of its own."""
+    def _gamma(self, terms: Blocks, state: list[Blocks], active_only: bool, unit: Scalar = 1.0) -> Tensor:
+        """Return the members' gamma, as a column: each has a norm of its own. ``terms`` are multiples of ``unit``."""
         norm = self.hyper["norm"]
-        sums = [(eta * eta if norm == 2 else eta).sum(1, keepdim=True) for eta in etas]
-        d: Scalar = sum(eta.shape[1] for eta in etas)
-        if self.hyper["active_only"]:
+        sums = [(x * x if norm == 2 else x).sum(1, keepdim=True) for x in terms]
+        d: Scalar = sum(x.shape[1] for x in terms)
+        if active_only:
             counts = [(kept[1] != 0).sum(1, keepdim=True) for kept in state]
             d = torch.stack(counts).sum(0).double()
-        total = torch.stack(sums).sum(0, dtype=torch.float64)
+        total = torch.stack(sums).sum(0, dtype=torch.float64) / unit**norm
         return scale(total, d, norm=norm).to(self.dtype)
 
 
