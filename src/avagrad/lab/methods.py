@@ -77,6 +77,8 @@ class Method:
         if isinstance(value, Tensor):
             return
         parameter = inspect.signature(self.make).parameters[name]
+        if value is None and "None" in str(parameter.annotation):
+            return
         default = parameter.default
         several = default if isinstance(default, tuple) else ()
         fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(_is_number, value))
