@@ -166,3 +166,30 @@ class AdaShift:
             weights = p.beta1 ** np.arange(n)
             m: Any = sum(weight * p.history[-1 - age] for age, weight in enumerate(weights)) / weights.sum()
             p.w = p.w - p.lr * m / (np.sqrt(p.v / (1 - p.beta2 ** (p.t - n))) + p.eps)
+
+
+@dataclass
+class ADOPT:
+    """Taniguchi et al. 2024, Algorithm 2, with the clipping of their implementation."""
+
+    params: list[Param]
+    decoupled: bool = False
+    maximize: bool = False
+
+    def step(self, grads: list[Array | None]) -> None:
+        for p, gradient in zip(self.params, grads, strict=True):
+            if gradient is None:
+                continue
+            g = -gradient if self.maximize else gradient
+            if not self.decoupled:
+                g = g + p.weight_decay * p.w
+            p.t += 1
+            if p.t == 1:
+                p.v = g**2
+                continue
+            if self.decoupled:
+                p.w = p.w * (1 - p.lr * p.weight_decay)
+            most = (p.t - 1) ** 0.25
+            p.m = p.beta1 * p.m + (1 - p.beta1) * np.clip(g / np.maximum(np.sqrt(p.v), p.eps), -most, most)
+            p.w = p.w - p.lr * p.m
+            p.v = p.beta2 * p.v + (1 - p.beta2) * g**2

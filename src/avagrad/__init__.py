@@ -1,6 +1,6 @@
 """AvaGrad: optimizers whose learning rate and epsilon can be tuned one after the other."""
 
 from avagrad._version import __version__
-from avagrad.optim import AdaBound, AdaShift, AvaGrad, AvaGradW, AvaStep, DelayedAdam
+from avagrad.optim import ADOPT, AdaBound, AdaShift, AvaGrad, AvaGradW, AvaStep, DelayedAdam
 
-__all__ = ["AdaBound", "AdaShift", "AvaGrad", "AvaGradW", "AvaStep", "DelayedAdam", "__version__"]
+__all__ = ["ADOPT", "AdaBound", "AdaShift", "AvaGrad", "AvaGradW", "AvaStep", "DelayedAdam", "__version__"]

@@ -17,7 +17,7 @@ import avagrad
 from avagrad.optim.backends import fused
 
 DELAYED = ("DelayedAdam", "AvaGrad", "AvaGradW", "AvaStep")
-ALL = (*DELAYED, "AdaBound", "AdaShift")
+ALL = (*DELAYED, "AdaBound", "AdaShift", "ADOPT")
 PATHS: dict[str, dict[str, Any]] = {
     "loop": {"foreach": False},
     "foreach": {"foreach": True},

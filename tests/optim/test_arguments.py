@@ -49,6 +49,7 @@ ONLY: dict[str, list[tuple[str, Any, str]]] = {
         ("norm", 3, "1 or 2"),
         ("decoupled_weight_decay", 1, "True or False"),
     ],
+    "ADOPT": [("decoupled_weight_decay", 1, "True or False")],
     "AdaBound": [
         ("final_lr", -1, "a finite number of at least 0"),
         ("gamma", 0, "a number above 0"),

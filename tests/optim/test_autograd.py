@@ -11,6 +11,7 @@ from torch import Tensor
 from avagrad.optim import rules
 from avagrad.optim.adabound import adabound_step
 from avagrad.optim.adashift import adashift_step
+from avagrad.optim.adopt import adopt_step
 
 OPTIONS: dict[str, list[dict[str, Any]]] = {
     **{
@@ -20,6 +21,7 @@ OPTIONS: dict[str, list[dict[str, Any]]] = {
     },
     "AvaStep": [{}, {"clip_update": None, "eps": 0.1}, {"clip_moment": 3.0, "decoupled_weight_decay": False}],
     "AdaBound": [{}, {"amsbound": True, "weight_decay": 0.1}],
+    "ADOPT": [{}, {"decoupled_weight_decay": True, "weight_decay": 0.1}],
     "AdaShift": [{"keep": 1}, {"keep": 2, "reduce": None}],
 }
 
@@ -47,6 +49,9 @@ def unrolled(name: str, w: Tensor, gs: list[Tensor], lr: Tensor, tensor_t: bool 
                 gamma = rules.scale(*rules.power_sum(eta, v, t - 1, norm=2, **forms))
             decoupled = group["decoupled_weight_decay"]
             w, m, v = rules.delayed_step(w, g, m, v, t, eta, gamma, decoupled=decoupled, clips=clips, **forms, **hyper)
+        elif name == "ADOPT":
+            decoupled = group["decoupled_weight_decay"]
+            w, m, v = adopt_step(w, g, m, v, t, eps=group["eps"], decoupled=decoupled, **hyper)
         elif name == "AdaBound":
             own = {key: group[key] for key in ("eps", "final_lr", "gamma")} | {"base_lr": lr.detach()}
             w, m, v, new = adabound_step(w, g, m, v, largest, t, **own, **hyper)

@@ -82,9 +82,10 @@ def train(
 def first_move(opt: Any) -> int:
     """Return the last step of the beginning, in which nothing moves."""
     group = opt.param_groups[0]
-    return (
-        int(group["keep"]) - 1 if "keep" in group else -1 if not group.get("bias_correction", "norm_of" in group) else 0
-    )
+    if "keep" in group:
+        return int(group["keep"]) - 1
+    moves_at_once = type(opt).__name__ == "AdaBound" or not group.get("bias_correction", True)
+    return -1 if moves_at_once else 0
 
 
 def assert_same(one: tuple[Model, Any], two: tuple[Model, Any]) -> None:

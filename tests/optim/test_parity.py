@@ -198,7 +198,20 @@ def test_adashift_is_its_paper(path: str, dtype: torch.dtype, grouped: bool, red
     run_both("AdaShift", oracle, params, hyper, states, keep=keep, reduce=reduce, **PATHS[path])
 
 
-@pytest.mark.parametrize("name", ["AdaBound", "AdaShift"])
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", TOLERANCES, ids=str)
+@pytest.mark.parametrize("grouped", [False, True], ids=["one-group", "groups"])
+@pytest.mark.parametrize("decoupled", [False, True])
+def test_adopt_is_its_paper(path: str, dtype: torch.dtype, grouped: bool, decoupled: bool) -> None:
+    params = parameters(dtype)
+    hyper = settings_of_groups(grouped, ADAM_SETTINGS, len(params))
+    maximize = decoupled == grouped
+    oracle = reference.ADOPT(reference_params(params, hyper), decoupled=decoupled, maximize=maximize)
+    options = {"decoupled_weight_decay": decoupled, "maximize": maximize}
+    run_both("ADOPT", oracle, params, hyper, {"exp_avg": "m", "exp_avg_sq": "v"}, **options, **PATHS[path])
+
+
+@pytest.mark.parametrize("name", ["AdaBound", "AdaShift", "ADOPT"])
 def test_defaults_stay_finite(name: str) -> None:
     params = parameters()
     opt = optimizer_class(name)(params)

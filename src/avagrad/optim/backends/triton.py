@@ -104,6 +104,15 @@ def _gamma(totals, NORM: tl.constexpr):
 
 
 @triton.jit
+def _key(row, t, mask):
+    """As rounding.random_bits, up to the element."""
+    place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
+    seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
+    # By way of a signed number of 64 bits, which every device casts alike.
+    return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
+
+
+@triton.jit
 def shared_numbers(
     tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
@@ -159,11 +168,7 @@ def shared_numbers(
     tl.store(out + 11, inverse_next.to(tl.float32), mask=mask)
     tl.store(out + 12, unscale.to(tl.float32), mask=mask)
     tl.store(out + 13, counts.to(tl.float32), mask=mask)
-    place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
-    # By way of a signed number of 64 bits, which every device casts alike.
-    seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
-    key = _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
-    tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), key, mask=mask)
+    tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), _key(row, t, mask), mask=mask)
     tl.store(out + 15, clip_update.to(tl.float32), mask=mask)
     tl.store(out + 16, clip_moment.to(tl.float32), mask=mask)
     if COUNTS:
@@ -210,6 +215,21 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
 
 
 @triton.jit
+def _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
+    """As rounding.store."""
+    if ROUNDING == "stochastic":
+        key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
+        tl.store(w_at + offsets, _at_random(w, offsets, key, w_at.dtype.element_ty), mask=mask)
+    else:
+        stored = _nearest(w, w_at.dtype.element_ty)
+        tl.store(w_at + offsets, stored, mask=mask)
+        if ROUNDING == "kahan":
+            rest = w - stored.to(tl.float32)
+            rest = tl.where(rest == rest, rest, 0.0)  # inf - inf
+            tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
+
+
+@triton.jit
 def _block(
     w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
@@ -247,16 +267,7 @@ def _block(
         kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m
         w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * _rates(v, r, eps, ACTIVE_ONLY) * kept, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
-        if ROUNDING == "stochastic":
-            key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
-            tl.store(w_at + offsets, _at_random(w, offsets, key, w_at.dtype.element_ty), mask=mask)
-        else:
-            stored = _nearest(w, w_at.dtype.element_ty)
-            tl.store(w_at + offsets, stored, mask=mask)
-            if ROUNDING == "kahan":
-                rest = w - stored.to(tl.float32)
-                rest = tl.where(rest == rest, rest, 0.0)  # inf - inf
-                tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
+        _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
