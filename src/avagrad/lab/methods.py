@@ -1,4 +1,4 @@
-"""The methods of the comparison, as one table of records: the paper's, and AvaStep.
+"""The methods of the comparison, as one table of records: the paper's, AvaStep, and its rivals.
 
 A record holds the class, what is fixed about it, its defaults, and the settings with which it was found to work best
 on each task. Every setting carries its source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"),
@@ -17,6 +17,7 @@ from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.names import look_up
+from avagrad.lab.rms_adam import RmsAdam
 
 __all__ = ["METHODS", "Method", "Sourced", "method"]
 
@@ -274,6 +275,26 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-3),
+            },
+        ),
+        Method(
+            "adopt",
+            "ADOPT",
+            avagrad.ADOPT,
+            defaults=_from("ours", betas=(0.9, 0.9999)),
+            settings={
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.01, eps=1e-6),
+            },
+        ),
+        Method(
+            "rms-adam",
+            "Adam by its RMS",
+            RmsAdam,
+            defaults=_ADAM,
+            settings={
+                **_quick("digits", lr=0.01, eps=0.01),
+                **_quick("chars", lr=0.01, eps=1e-8),
             },
         ),
         Method(

@@ -1,4 +1,4 @@
-"""The nine methods for a stack of models, each with its own lr and eps: the functions of optim/rules.py, with columns.
+"""The methods for a stack of models, each with its own lr and eps: the functions of optim/rules.py, with columns.
 
 The parameters of all members lie side by side, a row for each member, so that a step is a few operations on one large
 tensor, whatever the model. Every number of :mod:`avagrad.lab.methods` means here what it means to the classes there.
@@ -15,9 +15,11 @@ from torch.func import vmap
 
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.methods import method
-from avagrad.lab.torch_rules import adam_step, sgd_step
+from avagrad.lab.rms_adam import RmsAdam
+from avagrad.lab.torch_rules import adam_direction, adam_step, sgd_step
 from avagrad.optim.adabound import AdaBound, adabound_step
 from avagrad.optim.adashift import AdaShift, adashift_step
+from avagrad.optim.adopt import ADOPT, adopt_step
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer"]
@@ -160,6 +162,17 @@ class StackedOptimizer:
                 return w, new[: len(kept)]
 
             return adam
+        if self.kind in (ADOPT, RmsAdam):
+            common["eps"] = hyper["eps"]
+            if self.kind is ADOPT:
+                common["decoupled"] = hyper["decoupled_weight_decay"]
+            one_step: Any = adopt_step if self.kind is ADOPT else _rms_adam_step
+
+            def other(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+                w, *new = one_step(w, g, *kept, t, **common)
+                return w, new
+
+            return other
         if self.kind is AdaShift:
             fixed = {name: common.pop(name) for name in ("beta1", "beta2", "maximize")} | {"reduce": hyper["reduce"]}
             own = common | {"eps": hyper["eps"]}
@@ -209,6 +222,16 @@ class StackedOptimizer:
             d = torch.stack(counts).sum(0).double()
         total = torch.stack(sums).sum(0, dtype=torch.float64) / unit**norm
         return scale(total, d, norm=norm).to(self.dtype)
+
+
+def _rms_adam_step(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Scalar, *, lr: Scalar, **hyper: Any
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Take one step of RmsAdam, for rows that hold all parameters of a member each."""
+    u, m, v = adam_direction(w, g, m, v, t, **hyper)
+    total = u.square().sum(1, keepdim=True, dtype=torch.float64)
+    scale = torch.where(total > 0, (u.shape[1] / total).sqrt(), 1.0)
+    return w - lr * (scale * u).to(w.dtype), m, v
 
 
 def _clipped(g: Blocks, most: float) -> Blocks:

@@ -9,7 +9,7 @@ from torch import Tensor
 from avagrad.optim.comparison import with_l2
 from avagrad.optim.rules import Scalar, bias_correction_of, sqrt, where
 
-__all__ = ["adam_step", "sgd_step"]
+__all__ = ["adam_direction", "adam_step", "sgd_step"]
 
 
 def sgd_step(
@@ -70,3 +70,28 @@ def adam_step(
     v_hat = v_max / bias_correction_of(beta2, t)
     w = w - lr * (m / bias_correction_of(beta1, t)) / (sqrt(v_hat) + eps)
     return w, m, v, v_max
+
+
+def adam_direction(
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    t: Scalar,
+    *,
+    beta1: Scalar,
+    beta2: Scalar,
+    eps: Scalar,
+    weight_decay: Scalar = 0.0,
+    maximize: bool = False,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Return what Adam multiplies with ``lr``, and the new ``m, v``.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> adam_direction(one, 4 * one, zero, zero, 1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([1.])
+    """
+    g = with_l2(w, g, weight_decay, maximize)
+    m = beta1 * m + (1 - beta1) * g
+    v = beta2 * v + (1 - beta2) * g * g
+    return m / bias_correction_of(beta1, t) / (sqrt(v / bias_correction_of(beta2, t)) + eps), m, v

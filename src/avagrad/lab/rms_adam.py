@@ -1,0 +1,78 @@
+"""Adam with its step divided by the step's own root mean square: AvaStep's rival, which normalises after the fact.
+
+The size of a step is lr at every eps here, too; but the norm is known only when all gradients are.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.optimizer import Optimizer, ParamsT
+
+from avagrad.lab.torch_rules import adam_direction
+
+__all__ = ["RmsAdam"]
+
+
+class RmsAdam(Optimizer):
+    """Adam, each step divided by its root mean square over all parameters that have a gradient; L2 decay.
+
+    >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
+    >>> opt = RmsAdam([w], lr=0.1, eps=10.0)
+    >>> w.grad = torch.tensor([1.0, 7.0])
+    >>> opt.step()
+    >>> ((w.detach() - torch.tensor([1.0, -2.0])).square().mean().sqrt() * 10).round()
+    tensor(1.)
+    """
+
+    def __init__(
+        self,
+        params: ParamsT,
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        maximize: bool = False,
+        capturable: bool = False,
+    ) -> None:
+        defaults = {"lr": lr, "betas": betas, "eps": eps, "weight_decay": weight_decay}
+        super().__init__(params, defaults | {"maximize": maximize, "capturable": capturable})
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        moving = [
+            (group, p, self._direction(group, p))
+            for group in self.param_groups
+            for p in group["params"]
+            if p.grad is not None
+        ]
+        if moving:
+            count = sum(u.numel() for _, _, u in moving)
+            total = torch.stack([u.double().square().sum() for _, _, u in moving]).sum()
+            scale = torch.where(total > 0, (count / total).sqrt(), 1.0)
+            for group, p, u in moving:
+                p.sub_(group["lr"] * (scale * u).to(p.dtype))
+        return loss
+
+    def _direction(self, group: dict[str, Any], p: Tensor) -> Tensor:
+        state = self.state[p]
+        if not state:
+            device = p.device if group["capturable"] else "cpu"
+            state["step"] = torch.zeros((), device=device)
+            state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
+        state["step"] += 1
+        t = state["step"].double() if group["capturable"] else state["step"].item()
+        (beta1, beta2), own = group["betas"], {key: group[key] for key in ("eps", "weight_decay", "maximize")}
+        assert p.grad is not None
+        given = p, p.grad, state["exp_avg"], state["exp_avg_sq"]
+        u, m, v = adam_direction(*given, t, beta1=beta1, beta2=beta2, **own)
+        state["exp_avg"].copy_(m)
+        state["exp_avg_sq"].copy_(v)
+        return u.to(p.dtype)
