@@ -91,6 +91,7 @@ def trained(members: list[Config], **options: Any) -> tuple[Members, Tensor]:
         stack.begin(epoch)
         order = task.order(epoch)
         for i in range(task.steps_per_epoch):
+            stack.set_lr(epoch, i)
             stack.step(task.batch(order, i))
         losses = stack.losses.means()
     return stack, losses
@@ -152,6 +153,17 @@ def test_every_method_is_the_trainers_over_sixty_steps(tmp_path: Path, optimizer
 def test_every_form_is_the_trainers(tmp_path: Path, optimizer: str, options: dict[str, Any]) -> None:
     members = configs("Digits64", optimizer, GRID[:3], optimizer_options=options, epochs=2, milestones=(1,))
     assert_is_the_trainers(*trained(members), members, tmp_path)
+
+
+def test_a_cosine_with_a_warm_up_is_the_trainers(tmp_path: Path) -> None:
+    members = configs("Digits64", "avastep", GRID[:3], schedule="cosine", warmup=20, epochs=3)
+    assert_is_the_trainers(*trained(members), members, tmp_path)
+    lines = list(read_metrics(tmp_path / "avastep-0"))
+    per_epoch = lines[0]["step"]
+    assert per_epoch < 20 < lines[1]["step"]
+    assert lines[0]["lr"] == pytest.approx(0.01 * per_epoch / 20)
+    share = (lines[1]["step"] - 1 - 20) / (3 * per_epoch - 20)
+    assert lines[1]["lr"] == pytest.approx(0.01 * (1 + math.cos(math.pi * share)) / 2)
 
 
 @pytest.mark.parametrize("optimizer", ["avagrad", "adam"])

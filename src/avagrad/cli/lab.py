@@ -61,6 +61,8 @@ def train(
     epochs: Annotated[int | None, _option("epochs")] = None,
     milestones: Annotated[str | None, _option("milestones")] = None,
     factor: Annotated[float | None, _option("factor")] = None,
+    schedule: Annotated[str | None, _option("schedule")] = None,
+    warmup: Annotated[int | None, _option("warmup")] = None,
     clip: Annotated[float | None, _option("clip")] = None,
     option: Annotated[
         list[str] | None, typer.Option("--option", "-o", help="an option of the task: NAME=VALUE", show_default=False)

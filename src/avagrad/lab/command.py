@@ -29,6 +29,8 @@ OPTIONS: dict[str, tuple[type, str]] = {
     "epochs": (int, "how many epochs"),
     "milestones": (str, "epochs at which the learning rate drops, such as 60,120,160; 'none' for a constant one"),
     "factor": (float, "what it is multiplied by then"),
+    "schedule": (str, "of the learning rate: milestones, or cosine, down to 0 at the end"),
+    "warmup": (int, "steps over which the learning rate rises from 0"),
     "clip": (float, "the largest norm of all gradients together; 0 for no clipping"),
     "preset": (str, "a protocol: settings with their sources"),
     "data": (str, "where the task's data are"),
@@ -82,7 +84,8 @@ def config_of(task: str, given: dict[str, Any], options: Sequence[str], optimize
     >>> config_of("digits", dict.fromkeys(OPTIONS) | {"milestones": "2,4"}, ["model=conv"], []).milestones
     (2, 4)
     """
-    settings = {name: given[name] for name in ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads")}
+    names = ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads", "schedule", "warmup")
+    settings = {name: given.get(name) for name in names}
     if given.get("milestones") is not None:
         settings["milestones"] = _milestones(given["milestones"])
     no_clipping = settings["clip"] == 0

@@ -1,6 +1,7 @@
 """What a run is made with: every value, and where it comes from."""
 
 import dataclasses
+import math
 import os
 import sys
 from collections.abc import Mapping
@@ -45,19 +46,35 @@ class Config:
     graph: bool = False  # on CUDA: the whole step as one graph
     compile: bool = False  # the model, by torch.compile
     deterministic: bool = False  # on CUDA: the same bits in every run; a CPU's always are
+    schedule: str = "milestones"  # or cosine: down to 0 at the end of the run
+    warmup: int = 0  # steps over which lr rises from 0, in either schedule
     data: str | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
     sources: Mapping[str, str] = field(default_factory=dict)  # of each value: paper, release, awd, ours, default, given
 
-    def lr_at(self, epoch: int) -> float:
-        """Return the learning rate of an epoch, counted from 0.
+    def lr_at(self, epoch: int, step: int = 0, steps_per_epoch: int = 1) -> float:
+        """Return the learning rate of a step of an epoch, both counted from 0.
 
         >>> config = configure("digits", "sgd", lr=1.0, epochs=4, milestones=(1, 3), factor=0.1)
         >>> [round(config.lr_at(epoch), 6) for epoch in range(4)]
         [1.0, 0.1, 0.1, 0.01]
+        >>> config = configure("digits", "sgd", lr=1.0, epochs=3, schedule="cosine", warmup=2)
+        >>> [round(config.lr_at(*divmod(step, 2), steps_per_epoch=2), 3) for step in range(6)]
+        [0.5, 1.0, 1.0, 0.854, 0.5, 0.146]
         """
+        done = epoch * steps_per_epoch + step
+        if done < self.warmup:
+            return self.lr * (done + 1) / self.warmup
+        if self.schedule == "cosine":
+            share = (done - self.warmup) / max(1, self.epochs * steps_per_epoch - self.warmup)
+            return self.lr * (1 + math.cos(math.pi * min(1.0, share))) / 2
         return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
+
+    @property
+    def lr_changes_within_epochs(self) -> bool:
+        """Whether the learning rate is to be set before each step, not each epoch."""
+        return self.warmup > 0 or self.schedule == "cosine"
 
     def as_json(self) -> dict[str, Any]:
         """Return what config.json holds of it.
@@ -81,7 +98,7 @@ class Config:
         True
         """
         names = [item.name for item in dataclasses.fields(cls)]
-        values = {name: plain[name] for name in names}
+        values = {name: plain[name] for name in names if name in plain}
         values["milestones"] = tuple(values["milestones"])
         if "betas" in values["optimizer_options"]:
             betas = tuple(values["optimizer_options"]["betas"])
@@ -89,7 +106,8 @@ class Config:
         return cls(**values)
 
 
-_RUN = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads")
+_RUN = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads", "schedule", "warmup")
+_SCHEDULES = ("milestones", "cosine")
 
 
 def configure(
@@ -111,9 +129,10 @@ def configure(
 ) -> Config:
     """Put a run together: what is given, else what the preset has for this method and task, else the defaults.
 
-    ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip and threads; None is the same as
-    nothing. ``no_clipping`` turns a preset's clipping off. On CUDA ``precision`` is the task's (bf16 for images, tf32
-    for texts) unless it is given, and the step is recorded as a graph where the task allows it.
+    ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip, threads, schedule ("milestones" or
+    "cosine") and warmup (steps); None is the same as nothing. ``no_clipping`` turns a preset's clipping off. On CUDA
+    ``precision`` is the task's (bf16 for images, tf32 for texts) unless it is given, and the step is recorded as a
+    graph where the task allows it.
 
     >>> config = configure("chars", "adam", preset="paper", data="ptb", seed=3)
     >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
@@ -133,7 +152,8 @@ def configure(
     if no_clipping:
         asked["clip"] = Sourced(None, "given")
     values = {**protocol, **record.found(task, preset), **asked}
-    values.setdefault("threads", Sourced(torch.get_num_threads(), "default"))
+    for name, usual in {"threads": torch.get_num_threads(), "schedule": "milestones", "warmup": 0}.items():
+        values.setdefault(name, Sourced(usual, "default"))
 
     options = {name: Sourced(value, "default") for name, value in cls.options().items()}
     options |= {name: value for name, value in protocol.items() if name not in _RUN}
@@ -228,6 +248,8 @@ def _check(config: Config) -> None:
     whole = isinstance(config.milestones, tuple) and all(is_whole(milestone, 1) for milestone in config.milestones)
     rises = whole and sorted(set(config.milestones)) == list(config.milestones)
     refuse_unless("milestones", rises, "epochs in rising order, each a whole number of at least 1")
+    refuse_unless("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
+    refuse_unless("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
     refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
     on_cuda = config.device.startswith("cuda")
     refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")

@@ -253,6 +253,8 @@ class _Run:
             members.begin(epoch, anew=index == 0)
             order = self.task.order(epoch)
             for i in range(index, per_epoch):
+                if self.configs[0].lr_changes_within_epochs:
+                    members.set_lr(epoch, i)
                 members.step(self.task.batch(order, i))
                 self.step += 1
                 self.watcher.stepped(self._done())
@@ -282,6 +284,7 @@ class _Run:
         bad = self.members.first_bad.tolist()
         self.last = {"loss": losses, "error": errors}
         going = [i for i, step in enumerate(bad) if not step]
+        per_epoch = self.task.steps_per_epoch
         best = min(going, key=lambda i: errors[i], default=None)
         row = {
             "seed": self.task.seed,
@@ -289,7 +292,7 @@ class _Run:
             "epoch": epoch + 1,
             "loss": None if best is None else losses[best],
             "error": None if best is None else errors[best],
-            "lr": None if best is None else self.configs[self.current[best]].lr_at(epoch),
+            "lr": None if best is None else self.configs[self.current[best]].lr_at(epoch, per_epoch - 1, per_epoch),
             "seconds": self._seconds(),
             "diverged": not going,
             "points": [self.points[i].key for i in self.current],

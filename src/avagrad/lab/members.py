@@ -112,13 +112,17 @@ class Members:
     def begin(self, epoch: int, *, anew: bool = True) -> None:
         """Begin an epoch, or go on in one: its learning rates, and what is carried from step to step."""
         self.asked.train()
-        _refill([self.lr], [self.optimizer.lr_at(epoch)])
+        self.set_lr(epoch)
         if anew:
             carry = tuple(part.expand(self.members, *part.shape).clone() for part in self.task.start(self.model))
             if self.carry:
                 _refill(self.carry, carry)
             else:
                 self.carry = carry
+
+    def set_lr(self, epoch: int, step: int = 0) -> None:
+        """Set the learning rates of a step of an epoch, both counted from 0."""
+        _refill([self.lr], [self.optimizer.lr_at(epoch, step, self.task.steps_per_epoch)])
 
     @torch.no_grad()
     def step(self, batch: Batch) -> None:

@@ -101,9 +101,9 @@ class StackedOptimizer:
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
 
-    def lr_at(self, epoch: int) -> Tensor:
-        """Return the members' learning rates in an epoch, as a column."""
-        return self._column([config.lr_at(epoch) for config in self.configs])
+    def lr_at(self, epoch: int, step: int = 0, steps_per_epoch: int = 1) -> Tensor:
+        """Return the members' learning rates in a step of an epoch, as a column."""
+        return self._column([config.lr_at(epoch, step, steps_per_epoch) for config in self.configs])
 
     def start(self, w: Blocks) -> list[Blocks]:
         """Return the state before the first step: for each block some tensors."""

@@ -190,6 +190,8 @@ class _Run:
             order = self.task.order(epoch)
             self.model.train()
             for i in range(index, per_epoch):
+                if self.config.lr_changes_within_epochs:
+                    self._set_lr(self.config.lr_at(epoch, i, per_epoch))
                 self.take_step(self.task.batch(order, i))
                 self.step += 1
                 self.watcher.stepped(self.step)
@@ -229,7 +231,7 @@ class _Run:
             "loss": self.processes.mean(torch.tensor(self.losses.mean(), device=self.device)).item(),
             "validation_loss": score.loss,
             "error": score.error,
-            "lr": self.config.lr_at(epoch - 1),
+            "lr": self.config.lr_at(epoch - 1, self.task.steps_per_epoch - 1, self.task.steps_per_epoch),
             "gamma": _gamma(self.optimizer),
             "seconds": self._seconds(),
         }
@@ -249,10 +251,10 @@ class _Run:
     # --- the ends ---
 
     def _diverged(self, step: int) -> dict[str, Any]:
-        epoch = (step - 1) // self.task.steps_per_epoch
+        epoch, index = divmod(step - 1, self.task.steps_per_epoch)
         self.step = step
         row = {"step": step, "epoch": epoch, "loss": None, "validation_loss": None, "error": None}
-        lr = self.config.lr_at(epoch)
+        lr = self.config.lr_at(epoch, index, self.task.steps_per_epoch)
         self._write({**row, "lr": lr, "gamma": None, "seconds": self._seconds(), "diverged": True})
         return self._conclude("diverged", None, None)
 

@@ -1,0 +1,70 @@
+"""How far the best learning rate moves over eps: the numbers of docs/avastep.md, from the records of a map."""
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+from statistics import linear_regression
+
+from avagrad.tune.records import Record
+
+__all__ = ["Ridge", "ridge"]
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """The best lr of each eps, and what it costs to keep one lr for all of them.
+
+    - ``eps``, ``lrs``: each eps with its best lr, refined by a parabola through the best cell of the row and its
+      neighbours, in logarithms of lr
+    - ``spread``: how far it moves, in powers of ten; ``slope``: the least-squares slope of log lr against log eps
+    - ``at_an_end``: how many rows have their best cell at an end of the lr axis, so that the true best may lie outside
+    - ``lr``, ``best``: of the best cell of the map; ``excess``: how much worse, at worst over eps, that lr is than the
+      best of its row
+    """
+
+    eps: tuple[float, ...]
+    lrs: tuple[float, ...]
+    spread: float
+    slope: float
+    at_an_end: int
+    lr: float
+    best: float
+    excess: float
+
+
+def ridge(records: Iterable[Record]) -> Ridge:
+    """Return the ridge of a map with one seed.
+
+    >>> cells = [(lr, eps) for lr in (0.001, 0.01, 0.1) for eps in (1e-8, 1.0)]
+    >>> found = ridge(Record(lr, eps, seed=0, value=abs(math.log10(lr) + 2)) for lr, eps in cells)
+    >>> found.spread, found.slope, found.excess, round(found.lr, 3)
+    (0.0, 0.0, 0.0, 0.01)
+    """
+    rows: dict[float, dict[float, float]] = {}
+    for record in records:
+        if record.lr is None or record.eps is None:
+            raise ValueError("a ridge is of records that have an lr and an eps.")
+        rows.setdefault(record.eps, {})[record.lr] = record.value
+    best, lr = min((value, lr) for row in rows.values() for lr, value in row.items())
+    epss = sorted(rows)
+    places, ends = [], 0
+    for eps in epss:
+        lrs = sorted(rows[eps])
+        values = [rows[eps][x] for x in lrs]
+        i = min(range(len(lrs)), key=values.__getitem__)
+        ends += i in (0, len(lrs) - 1)
+        places.append(_vertex([math.log10(x) for x in lrs], values, i))
+    slope = linear_regression([math.log10(eps) for eps in epss], places).slope
+    excess = max(rows[eps][lr] - min(rows[eps].values()) for eps in epss)
+    refined = tuple(10.0**x for x in places)
+    return Ridge(tuple(epss), refined, max(places) - min(places), slope, ends, lr, best, excess)
+
+
+def _vertex(xs: list[float], ys: list[float], i: int) -> float:
+    """Return where the parabola through a smallest value and its neighbours is smallest; at an end, that place."""
+    if i in (0, len(xs) - 1) or not all(math.isfinite(y) for y in ys[i - 1 : i + 2]):
+        return xs[i]
+    (a, b, c), (p, q, r) = xs[i - 1 : i + 2], ys[i - 1 : i + 2]
+    above = (b - a) ** 2 * (q - r) - (b - c) ** 2 * (q - p)
+    below = (b - a) * (q - r) - (b - c) * (q - p)
+    return b if below == 0 else b - above / (2 * below)
