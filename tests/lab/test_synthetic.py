@@ -36,6 +36,8 @@ CLASSES: dict[str, Callable[..., Any]] = {
     "delayed-adam": lambda p, s: avagrad.DelayedAdam(
         p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, bias_correction=s.bias_correction
     ),
+    "avastep": lambda p, s: avagrad.AvaStep(p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps),
+    "avastep-free": lambda p, s: avagrad.AvaStep(p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, clip_update=None),
     "avagrad": lambda p, s: avagrad.AvaGrad(
         p, lr=s.lr, betas=(0.0, s.beta2), eps=s.eps, bias_correction=s.bias_correction
     ),
@@ -48,8 +50,8 @@ def all_samples(settings: Settings) -> Tensor:
 
 def trained(name: str, settings: Settings, replicas: int) -> Tensor:
     """Return ``w_1 .. w_{T+1}`` of the first replicas, (T + 1, R), from the optimizer class."""
-    # AvaGrad's norm runs over a whole model, so a replica needs an optimizer of its own; the others are element-wise.
-    sizes = [1] * replicas if name == "avagrad" else [replicas]
+    # A norm runs over a whole model, so a replica needs an optimizer of its own; the others are element-wise.
+    sizes = [1] * replicas if name.startswith("ava") else [replicas]
     params = [torch.nn.Parameter(torch.full((n,), settings.w1, dtype=torch.float64)) for n in sizes]
     optimizers = [CLASSES[name]([p], settings) for p in params]
     path = [torch.cat([p.detach() for p in params])]
@@ -247,6 +249,21 @@ def test_figure_1(w1: float, simulate: Simulate) -> None:
         # C's powers are products, and its sums, as ours, of 10^5 terms, each with a rounding.
         torch.testing.assert_close(found[name].mean_w[-1], mean_w, rtol=1e-10, atol=0)
         torch.testing.assert_close(found[name].mean_squared_gradient[-1], squared, rtol=1e-9, atol=1e-13)
+
+
+def test_avasteps_clamp_gives_the_theorem_up_and_without_it_it_holds() -> None:
+    """By default AvaStep goes to the wrong end, as Adam does; without its clamp it converges, as Delayed Adam does."""
+    settings = Settings(w1=0.5, replicas=6, steps=300_000, lr=1e-4, points=3)
+    found = run(settings, ["adam", "avastep", "avastep-free", "delayed-adam"])
+    last = {name: float(curve.mean_w[-1].mean()) for name, curve in found.items()}
+    assert last["adam"] > 0.9
+    assert last["avastep"] > 0.9
+    assert last["avastep-free"] == pytest.approx(0.4995, abs=0.05)
+    assert last["delayed-adam"] == pytest.approx(0.4995, abs=0.05)
+    bound = found["avastep-free"].bound(settings)
+    assert bound is not None
+    assert (found["avastep-free"].mean_squared_gradient[-1] <= bound[-1]).all()
+    assert found["avastep"].bound(settings) is None
 
 
 def test_in_one_dimension_avagrad_is_sgd_after_its_first_step(curves: dict[str, Curve]) -> None:

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from avagrad.lab.names import look_up
 from avagrad.lab.torch_rules import adam_step, sgd_step
-from avagrad.optim.rules import Scalar, delayed_step, rates, scale
+from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 from avagrad.theory import Problem, bound_from_sums
 
 __all__ = ["METHODS", "Curve", "Settings", "run", "samples"]
@@ -36,13 +36,16 @@ _MOMENTS = ("w", "v")
 _MEANS = ("sum_w", "sum_squared_gradient")
 _BOUND = ("sum_rate", "sum_squared_rate", "sum_rate_squared_gradient")
 
-# name: what a replica keeps from step to step. Adam's rates know the sample, so Theorem 2 has no sums for them.
+# name: what a replica keeps from step to step. Adam's rates and AvaStep's clamp know the sample: Theorem 2 has no sums
+# for them. "avastep-free" is AvaStep without its clamp.
 METHODS: dict[str, tuple[str, ...]] = {
     "adam": (*_MOMENTS, *_MEANS),
     "amsgrad": (*_MOMENTS, "v_max", *_MEANS),
     "delayed-adam": (*_MOMENTS, *_MEANS, *_BOUND),
     "avagrad": (*_MOMENTS, *_MEANS, *_BOUND),
     "sgd": ("w", *_MEANS, *_BOUND),
+    "avastep": (*_MOMENTS, *_MEANS),
+    "avastep-free": (*_MOMENTS, *_MEANS, *_BOUND),
 }
 
 _DRAWN = 4096  # samples are drawn for so many steps at a time
@@ -322,15 +325,18 @@ def _step(
         rate = lr.expand_as(w)
         w, _ = sgd_step(w, g, m, t, lr=lr)
     else:
-        eta = rates(kept["v"], t - 1, beta2=beta2, eps=eps, bias_correction=bias_correction)
-        gamma = scale(eta**2, 1) if name == "avagrad" else torch.ones_like(eta)
+        v, of_step = kept["v"], name.startswith("avastep")
+        forms = {"bias_correction": bias_correction or of_step, "active_only": of_step}
+        eta, clips = rates(v, t - 1, beta2=beta2, eps=eps, **forms), Clips()
+        normalised = eta if name == "avagrad" else torch.ones_like(eta)
+        if of_step:
+            r = gradient_sizes(v, t - 1, beta2=beta2)
+            normalised, clips = eta * r, Clips(r, update=1.0 if name == "avastep" else None, largest=LARGEST)
+        gamma = scale(normalised**2, 1)
         rate = lr * gamma * eta
-        w, _, v = delayed_step(
-            w, g, m, kept["v"], t, eta, gamma, lr=lr, beta1=0.0, beta2=beta2, bias_correction=bias_correction
-        )
-        new["v"] = v
+        w, _, new["v"] = delayed_step(w, g, m, v, t, eta, gamma, lr=lr, beta1=0.0, beta2=beta2, clips=clips, **forms)
     new["w"] = w.clamp(0.0, 1.0)
-    if rate is not None:
+    if rate is not None and "sum_rate" in kept:
         new["sum_rate"] = kept["sum_rate"] + rate
         new["sum_squared_rate"] = kept["sum_squared_rate"] + rate * rate
         new["sum_rate_squared_gradient"] = kept["sum_rate_squared_gradient"] + rate * squared
