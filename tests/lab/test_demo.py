@@ -38,7 +38,7 @@ def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
 def test_the_demonstration_is_what_it_says() -> None:
     by_name = {job.name: job for job in jobs()}
     assert len(by_name) == 1 + 3 + 1 + 2 * 2 * len(METHODS)
-    maps = [by_name[f"maps/{name}"] for name in ("adam", "avagrad", "avagrad-active")]
+    maps = [by_name[f"maps/{name}"] for name in ("adam", "avagrad", "avastep")]
     assert [len(job.points) for job in maps] == [441] * 3  # type: ignore[attr-defined]
     assert sum(job.cost for job in by_name.values()) < 270  # three minutes on two cores, with the page
 
@@ -87,7 +87,7 @@ def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "avagrad", "demo", "--out", str(tmp_path / "x"), "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
-    metrics = tmp_path / "x" / "maps" / "avagrad-active" / "metrics.jsonl"
+    metrics = tmp_path / "x" / "maps" / "avastep" / "metrics.jsonl"
     try:
         wait_for(metrics.exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does

@@ -29,7 +29,7 @@ def demo(
 ) -> None:
     """Run the paper's experiments in small, on data that are there, and write a page about what came out.
 
-    The synthetic problem, three heat maps of 441 trainings, a search by two lines, and all nine methods on digits and
+    The synthetic problem, three heat maps of 441 trainings, a search by two lines, and all methods on digits and
     characters: three minutes on two cores. Killed or stopped, the same command goes on.
     """
     todo = jobs()

@@ -169,10 +169,10 @@ _TOY_METHODS = ("adam", "amsgrad", "delayed-adam", "avagrad")
 _MAPS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("adam", {}),
     "avagrad": ("avagrad", {}),
-    "avagrad-active": ("avagrad", {"active_only": True, "norm": 1}),
+    "avastep": ("avastep", {"decoupled_weight_decay": False}),  # as the others decay
 }
 # A smaller network for one epoch. The learning rates are those that were found for the longer run of the preset, not
-# searched for this one: all nine methods learn with them.
+# searched for this one: all methods learn with them.
 _SMALL_CHARS = {"embedding": 64, "hidden": 64, "batch_size": 64, "bptt": 32}
 _SEEDS = (0, 1)
 
@@ -182,7 +182,7 @@ def jobs() -> list[Job]:
 
     >>> found = jobs()
     >>> len(found), [job.name for job in found[:6]]
-    (41, ['synthetic', 'maps/adam', 'maps/avagrad', 'maps/avagrad-active', 'search/avagrad', 'runs/digits/sgd-0'])
+    (53, ['synthetic', 'maps/adam', 'maps/avagrad', 'maps/avastep', 'search/avagrad', 'runs/digits/sgd-0'])
     """
     space = Space(axis("paper", "lr"), axis("paper", "eps"))
     points = tuple(Point(cell.lr, cell.eps, 0) for cell in space.cells())

@@ -20,6 +20,9 @@ class Ridge:
     - ``at_an_end``: how many rows have their best cell at an end of the lr axis, so that the true best may lie outside
     - ``lr``, ``best``: of the best cell of the map; ``excess``: how much worse, at worst over eps, that lr is than the
       best of its row
+
+    >>> Ridge((1e-8, 1.0), (0.01, 0.01), 0.0, 0.0, 0, 0.01, 2.2, 0.0).spread
+    0.0
     """
 
     eps: tuple[float, ...]
