@@ -90,6 +90,7 @@ def variants(dtype: torch.dtype) -> dict[str, Callable[[list[Tensor]], Any]]:
     made["torch AdamW foreach"] = lambda p: torch.optim.AdamW(p, foreach=True)
     made["AvaGrad fused"] = lambda p: avagrad.AvaGrad(p, fused=True)
     made["AvaGradW fused"] = lambda p: avagrad.AvaGradW(p, weight_decay=1e-4, fused=True)
+    made["AvaStep fused"] = lambda p: avagrad.AvaStep(p, fused=True)
     made["DelayedAdam fused"] = lambda p: avagrad.DelayedAdam(p, fused=True)
     if dtype == torch.bfloat16:
         made["AvaGrad fused, stochastic"] = lambda p: avagrad.AvaGrad(p, fused=True, rounding="stochastic")
