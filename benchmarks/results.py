@@ -3,9 +3,10 @@
 python benchmarks/results.py
 """
 
+import json
 from pathlib import Path
 
-from avagrad.report.charts import draw_figure_1, draw_step_bars
+from avagrad.report.charts import draw_figure_1, draw_step_bars, draw_step_sizes
 from avagrad.report.curves import figure_1, step_bars
 from avagrad.report.figures import draw_heat_maps, save
 from avagrad.report.heatmaps import heat_map
@@ -14,12 +15,21 @@ from avagrad.report.reading import Collection, Sweep, collect
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
+METHODS = ("adam", "avagrad", "avastep")
 # The name of a figure of heat maps: what its values are, and the sweeps that are drawn side by side.
 MAPS = {
     "cifar10-heat-maps": ("validation error, %", ("cifar10-jpeg-small/adam", "cifar10-jpeg-small/avagrad")),
     "text-heat-maps": (
         "validation, bits per character",
         ("tinyshakespeare-small/adam", "tinyshakespeare-small/avagrad"),
+    ),
+    "avastep-cifar10": (
+        "validation error, %",
+        tuple(f"cifar10-small/{name}" for name in ("adam", "avagrad", "avastep")),
+    ),
+    "avastep-text": (
+        "validation, bits per character",
+        tuple(f"tinyshakespeare-wide/{name}" for name in ("adam", "avagrad", "avastep")),
     ),
     "digits-heat-maps": ("validation error, %", ("separable-digits/adam.jsonl", "separable-digits/avagrad.jsonl")),
 }
@@ -34,6 +44,8 @@ def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
         )
         for name, (measure, places) in MAPS.items()
     }
+    step_size = json.loads((ROOT / "results" / "step-size.json").read_text())
+    drawn["step-size"] = draw_step_sizes(step_size["eps"], step_size["rms of a step over lr"])
     drawn["figure-1"] = draw_figure_1(figure_1(held.synthetics[0]))
     (h200,) = (times for times in held.step_times if times.place == "step-h200.json")
     drawn["step-times"] = draw_step_bars(step_bars(h200))

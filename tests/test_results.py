@@ -3,6 +3,7 @@
 import json
 import re
 import runpy
+import statistics
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,8 @@ import pytest
 from avagrad.report.curves import budget_curves
 from avagrad.report.heatmaps import heat_map
 from avagrad.report.reading import Collection, Sweep, collect
+from avagrad.report.ridges import ridge
+from avagrad.tune.records import Record, read_records
 
 ROOT = Path(__file__).parent.parent
 METHODS = ("adam", "avagrad", "avagrad-active")
@@ -124,3 +127,63 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     assert result["epochs"] == 200
     cells = row_of("docs/reproduce.md", beginning)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
+
+
+# --- docs/avastep.md ---
+
+AVASTEP_TASKS = (
+    ("CIFAR-10, % error", "cifar10-small", 1),
+    ("Tiny Shakespeare, bits", "tinyshakespeare-wide", 3),
+    ("digits, % error", "digits-wide", 2),
+)
+AVASTEP_METHODS = {"adam": "Adam", "avagrad": "AvaGrad", "avastep": "AvaStep", "adopt": "ADOPT"}
+AVASTEP_METHODS["rms-adam"] = "Adam by its RMS"
+CHOICES = {
+    "clip_update=1 (the default)": "c1",
+    "clip_update=None": "none",
+    "clip_update=0.5": "c05",
+    "clip_update=2": "c2",
+    "clip_update=4": "c4",
+    "clip_moment=10": "k10",
+    "norm=1": "p1",
+}
+
+
+def mean_and_range(values: list[float], digits: int) -> str:
+    mean = f"{statistics.mean(values):.{digits}f}"
+    return mean if len(values) == 1 else f"{mean} ({min(values):.{digits}f} to {max(values):.{digits}f})"
+
+
+@pytest.mark.parametrize(("title", "folder", "digits"), AVASTEP_TASKS)
+def test_how_far_the_best_lr_moves_is_what_the_records_say(title: str, folder: str, digits: int) -> None:
+    rows = {row[0]: row[1:] for row in rows_of("docs/avastep.md", title)}
+    measured = {AVASTEP_METHODS[path.name] for path in (ROOT / "results" / folder).iterdir()}
+    assert rows.keys() == measured
+    for method, name in AVASTEP_METHODS.items():
+        if name not in measured:
+            continue
+        seeds: dict[int, list[Record]] = {}
+        for record in read_records(ROOT / "results" / folder / method / "records.jsonl"):
+            seeds.setdefault(record.seed, []).append(record)
+        ridges = [ridge(records) for records in seeds.values()]
+        assert not any(each.at_an_end for each in ridges), "an axis is too short"
+        assert rows[name] == [
+            mean_and_range([each.spread for each in ridges], 2),
+            mean_and_range([each.slope for each in ridges], 2),
+            mean_and_range([each.best for each in ridges], digits),
+            mean_and_range([each.excess for each in ridges], 2),
+        ]
+
+
+def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
+    scores: dict[str, dict[str, float]] = {}
+    for task in ("cifar10", "tinyshakespeare"):
+        for name, folder in CHOICES.items():
+            by_lr: dict[float | None, list[float]] = {}
+            for record in read_records(ROOT / "results" / "avastep-choices" / task / folder / "records.jsonl"):
+                by_lr.setdefault(record.lr, []).append(record.value)
+            scores.setdefault(task, {})[name] = min(statistics.mean(values) for values in by_lr.values())
+    for name in CHOICES:
+        relative = statistics.mean(each[name] / min(each.values()) for each in scores.values())
+        shown = [f"{scores['cifar10'][name]:.2f} %", f"{scores['tinyshakespeare'][name]:.3f}", f"{relative:.4f}"]
+        assert row_of("docs/avastep.md", name) == shown

@@ -13,6 +13,9 @@ step, :func:`drift_bound` the proof's lower bound on it, :func:`smallest_c` the 
 The left side is measured with :func:`iterate_weights`, the right side is :func:`recorded_bound`. The theorem's own
 choice of ``alpha_t`` is :func:`theorem_alpha`, and what it then says :func:`theorem_bound`.
 
+**AvaStep** is not the paper's. Its steps are bounded before their gradient is known: :func:`step_bounds`. By its clamp
+it gives Theorem 2 up; with ``clip_update=None`` the theorem holds, and the bounds do not.
+
 Sequences have time first: ``(T,)``, or ``(T, ...)`` with replicas after it, and ``eta`` its ``d`` coordinates last. One
 of shape ``(T,)`` serves every replica, a number every step too. All is worked out in float64. What comes back has one
 entry per replica: the theorem speaks of the mean over them.
@@ -44,6 +47,7 @@ __all__ = [
     "recorded_bound",
     "slack",
     "smallest_c",
+    "step_bounds",
     "theorem_alpha",
     "theorem_bound",
     "unconditional_bound",
@@ -361,6 +365,23 @@ def rate_bounds(G2: float, eps: float) -> tuple[float, float]:
     _require("G2", G2, 0 < G2 < math.inf, "be above 0 and finite")
     _require("eps", eps, 0 < eps < math.inf, "be above 0 and finite")
     return 1 / (G2 + eps), 1 / eps
+
+
+def step_bounds(lr: float, d: int, *, clip_update: float = 1.0, norm: int = 2) -> tuple[float, float]:
+    """Return what a step of AvaStep is bounded by, whatever its gradient: its root mean square, its largest coordinate.
+
+    Of ``d`` coordinates that count, without weight decay. A coordinate moves by at most ``lr gamma c eta_i r_i``; with
+    norm 2 the root mean square of ``gamma eta r`` is 1, with norm 1 its mean is.
+
+    >>> step_bounds(0.001, 10_000)
+    (0.001, 0.1)
+    """
+    _require("lr", lr, 0 <= lr < math.inf, "be at least 0 and finite")
+    _require("d", d, d >= 1, "be at least 1")
+    _require("clip_update", clip_update, 0 < clip_update < math.inf, "be above 0 and finite")
+    _require("norm", norm, norm in (1, 2), "be 1 or 2")
+    root = math.sqrt(d)
+    return (clip_update * lr, clip_update * lr * root) if norm == 2 else (clip_update * lr * root, clip_update * lr * d)
 
 
 def slack(bound: float | Tensor, measured: float | Tensor) -> float:

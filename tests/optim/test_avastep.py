@@ -14,6 +14,7 @@ from problems import EVERY_PATH, FUSED_PATHS, as_float64, take_fused_path
 from torch import Tensor
 
 from avagrad import AvaGrad, AvaStep, DelayedAdam
+from avagrad.theory import step_bounds
 
 paths = st.sampled_from(list(EVERY_PATH.values()))
 seeds = st.integers(0, 10**6)
@@ -76,18 +77,27 @@ def test_gradients_and_eps_scaled_by_the_same_number_change_nothing(
     torch.testing.assert_close(one[-1], two[-1], rtol=1e-9, atol=1e-12)
 
 
-@given(seed=seeds, eps=any_eps, clip=st.sampled_from([0.5, 1.0, 3.0]), moment=st.sampled_from([None, 4.0]), path=paths)
+@given(
+    seed=seeds,
+    eps=any_eps,
+    clip=st.sampled_from([0.5, 1.0, 3.0]),
+    moment=st.sampled_from([None, 4.0]),
+    norm=st.sampled_from([1, 2]),
+    path=paths,
+)
 def test_a_step_is_bounded_whatever_the_gradient(
-    seed: int, eps: float, clip: float, moment: float | None, path: Any
+    seed: int, eps: float, clip: float, moment: float | None, norm: int, path: Any
 ) -> None:
     """The root mean square of a step is at most c lr; a coordinate moves by at most sqrt(d) c lr."""
     grads, lr = heavy_tailed(seed), 0.03
-    seen = run(AvaStep, grads, lr=lr, eps=eps, clip_update=clip, clip_moment=moment, **path)
+    bounds = step_bounds(lr, len(grads[0]), clip_update=clip, norm=norm)
+    options = {"clip_update": clip, "clip_moment": moment, "norm": norm, **path}
+    seen = run(AvaStep, grads, lr=lr, eps=eps, **options)
     assert torch.equal(seen[1], seen[0])  # a first gradient only fills the moments
     for before, after in itertools.pairwise(seen[1:]):
         move = after - before
-        assert move.square().mean().sqrt().item() <= clip * lr * (1 + 1e-9)
-        assert move.abs().max().item() <= math.sqrt(len(move)) * clip * lr * (1 + 1e-9)
+        assert move.square().mean().sqrt().item() <= bounds[0] * (1 + 1e-9)
+        assert move.abs().max().item() <= bounds[1] * (1 + 1e-9)
 
 
 @given(seed=seeds, eps=any_eps, cut=st.integers(1, 8), path=paths)

@@ -22,7 +22,7 @@ from avagrad.report.curves import (
 )
 from avagrad.report.figures import LOOKS, label
 
-__all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_step_bars"]
+__all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_step_bars", "draw_step_sizes"]
 
 # Okabe and Ito's, without yellow and black, which do not show on white and on black. Colours and styles have no common
 # period, so that neighbours differ in both and no two of 30 lines are the same.
@@ -133,6 +133,22 @@ def _draw_start(left: Any, right: Any, start: Start, styles: Mapping[str, Mappin
     _dress(left, ink, y=f"mean w, {start.title}".rstrip(", "))
     _dress(right, ink, y="mean squared gradient")
     right.set_ylim(bottom=0)
+
+
+def draw_step_sizes(eps: Sequence[float], sizes: Mapping[str, Sequence[float]], *, look: str = "light") -> Figure:
+    """Draw the root mean square of a step, over lr, against eps: a line for each method.
+
+    >>> len(draw_step_sizes([1e-8, 1.0], {"Adam": [1.0, 0.01], "AvaStep": [1.0, 1.0]}).axes[0].lines)
+    2
+    """
+    ink = LOOKS[look]
+    figure = _figure(6.4, 4.2, "The size of a step", ink)
+    axes = figure.subplots()
+    for place, values in enumerate(sizes.values()):
+        axes.plot(eps, values, **_style(place))
+    _dress(axes, ink, x="eps", y="RMS of a step / lr", log_x=True, log_y=True)
+    _legend(figure, [(_style(place), name) for place, name in enumerate(sizes)], ink)
+    return figure
 
 
 def draw_step_bars(groups: Sequence[BarGroup], *, title: str = "", look: str = "light") -> Figure:
