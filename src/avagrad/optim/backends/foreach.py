@@ -112,24 +112,27 @@ def _each(of: Callable[[Any], Any], batch: Sequence[_Piece]) -> Any:
 def _totals(batch: list[_Piece], rule: Delayed) -> list[tuple[Tensor, Scalar]]:
     """Return for each piece the sum of the powers of what gamma normalises, and how many count."""
     flags, root_of, vs = rule.flags, _root_of(rule), [piece.v for piece in batch]
-    xs = denominators = list(torch._foreach_sqrt(vs))
-    if flags.of_step:
-        xs = [x.clone() for x in denominators]
-    elif flags.active_only:
-        xs = list(torch._foreach_sign(vs))
-    torch._foreach_add_(denominators, _each(lambda n: rule.eps * root_of(n), batch))
-    if xs is denominators:
-        torch._foreach_reciprocal_(xs)
+    sizes = list(torch._foreach_sqrt(vs))
+    xs = list(torch._foreach_add(sizes, _each(lambda n: rule.eps * root_of(n), batch)))
+    signs = list(torch._foreach_sign(vs)) if flags.active_only else []
+    if signs:  # eta, or eta r, in which the roots cancel
+        xs = list(torch._foreach_div(sizes if flags.of_step else signs, xs))
     else:
-        torch._foreach_div_(xs, denominators)  # eta, or eta r, in which the roots cancel
-    rows: list[tuple[Tensor, Scalar]] = []
-    totals = torch.stack(torch._foreach_norm(xs, flags.norm, dtype=torch.float64)).unbind()
-    for piece, total in zip(batch, totals, strict=True):
-        d: Scalar = (piece.v != 0).sum() if flags.active_only else piece.v.numel()
-        known = indicator(piece.seen > 0, piece.seen) if flags.bias_correction else 1.0
-        root = 1.0 if flags.of_step else root_of(piece.seen)
-        rows.append(((total * root) ** flags.norm * known, d * known))
-    return rows
+        torch._foreach_reciprocal_(xs)
+    known = _column(_each(lambda n: indicator(n > 0, n), batch) if flags.bias_correction else 1.0)
+    roots = _column(1.0 if flags.of_step else _each(root_of, batch))
+    totals = (torch.stack(torch._foreach_norm(xs, flags.norm, dtype=torch.float64)) * roots) ** flags.norm * known
+    if signs:
+        counts: Sequence[Scalar] = (torch.stack(torch._foreach_norm(signs, 1, dtype=torch.float64)) * known).unbind()
+    else:  # no copy to the device: a CUDA graph may be recorded
+        each = known.unbind() if isinstance(known, Tensor) else [known] * len(vs)
+        counts = [v.numel() * n for v, n in zip(vs, each, strict=True)]
+    return list(zip(totals.unbind(), counts, strict=True))
+
+
+def _column(values: Any) -> Any:
+    """Return what there is one of for each piece as one tensor; a number as it is."""
+    return torch.stack(values).double() if isinstance(values, list) else values
 
 
 def _root_of(rule: Delayed) -> Callable[[Scalar], Scalar]:

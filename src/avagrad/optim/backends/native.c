@@ -195,18 +195,30 @@ PyMODINIT_FUNC INIT(void) { return PyModule_Create(&definition); }
 
 #else /* --- in float and in double --- */
 
-/* Sum up eta^p for the next step. A chunk is short enough for a sum in its own precision; a block is not. */
-static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
+/* Sum up eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
+   The choices are constants where this is called, so that each has a loop of its own. */
+static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t n, const Shared *s, double *sums,
+                                                          bool squared, bool every, bool of_step) {
     const REAL inverse = s->inverse_next, eps = s->eps, unit = s->unit;
-    const bool squared = flags->norm == 2, every = !flags->active_only, of_step = flags->of_step;
     REAL total = 0, live = 0;
     _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
         const REAL r = SQRT(v[i] * inverse), x = (of_step ? r * unit : 1) / (r + eps);
-        total += every || v[i] != 0 ? x * (squared ? x : 1) : 0;
-        live += every || v[i] != 0 ? 1 : 0;
+        const REAL counts = every || v[i] != 0 ? 1 : 0;
+        total += (squared ? x * x : x) * counts;
+        live += counts;
     }
     sums[0] += total * s->sum_unit * s->counts;
     sums[1] += live * s->counts;
+}
+
+static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
+    const bool squared = flags->norm == 2;
+    if (flags->of_step)
+        squared ? IN(sum)(v, n, s, sums, true, false, true) : IN(sum)(v, n, s, sums, false, false, true);
+    else if (flags->active_only)
+        squared ? IN(sum)(v, n, s, sums, true, false, false) : IN(sum)(v, n, s, sums, false, false, false);
+    else
+        squared ? IN(sum)(v, n, s, sums, true, true, false) : IN(sum)(v, n, s, sums, false, true, false);
 }
 
 /* Move n coordinates whose parameter and gradient are in `w` and `g`. */

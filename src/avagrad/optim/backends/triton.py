@@ -35,7 +35,9 @@ def prepare(
 ) -> None:
     """Work out what the coordinates of each tensor share in a step; with ``counts`` count the gradients."""
     norm = 0 if totals is None else launch.flags.norm
-    constants = norm, found_inf is not None, scale is not None, rebuild, counts, launch.flags.bias_correction, 64
+    flags = launch.flags
+    given = found_inf is not None, scale is not None, rebuild, counts
+    constants = norm, *given, flags.bias_correction, flags.of_step, 64
     unread = launch.shared  # stands for an argument that is not read
     optional = [unread if x is None else x for x in (totals, scale, found_inf)]
     n = len(launch.grads)
@@ -113,10 +115,22 @@ def _key(row, t, mask):
 
 
 @triton.jit
+def _store_bounds(out, group, inverse_correction, eps, mask, OF_STEP: tl.constexpr):
+    """Leave the multiples of r that bound the moment, as it is kept, and the gradient; and the unit of the sums."""
+    clip_update = tl.load(group + 5, mask=mask, other=0.0) / inverse_correction
+    clip_moment = tl.load(group + 6, mask=mask, other=0.0)
+    unit = tl.maximum(eps, 1.0) if OF_STEP else eps * 0 + 1
+    tl.store(out + 15, clip_update.to(tl.float32), mask=mask)
+    tl.store(out + 16, clip_moment.to(tl.float32), mask=mask)
+    tl.store(out + 17, unit.to(tl.float32), mask=mask)
+    tl.store(out + 18, (1 / unit).to(tl.float32), mask=mask)
+
+
+@triton.jit
 def shared_numbers(
     tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
-    BIAS_CORRECTION: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS_CORRECTION: tl.constexpr, OF_STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Leave each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, count the gradients in ``step``."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -135,8 +149,6 @@ def shared_numbers(
     beta2 = tl.load(group + 2, mask=mask, other=0.0)
     eps = tl.load(group + 3, mask=mask, other=1.0)
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
-    clip_update = tl.load(group + 5, mask=mask, other=0.0)
-    clip_moment = tl.load(group + 6, mask=mask, other=0.0)
 
     t = before + moves  # the gradients that the next step's rates will have seen
     one = before * 0 + 1
@@ -145,15 +157,15 @@ def shared_numbers(
         inverse_before = 1 / _correction(beta2, before)
         inverse_next = 1 / _correction(beta2, t)
         size = 1 / _correction(beta1, t)
-        clip_update = clip_update / size  # of the moment as it is kept
         started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
+    out = shared + index * _SHARED
+    _store_bounds(out, group, size, eps, mask, OF_STEP)
     if NORM:
         size = size * _gamma(totals, NORM)
     if SCALED:
         unscale = one / tl.load(grad_scale).to(tl.float64)
 
-    out = shared + index * _SHARED
     tl.store(out, moves.to(tl.float32), mask=mask)
     tl.store(out + 1, started.to(tl.float32), mask=mask)
     tl.store(out + 2, (lr * size).to(tl.float32), mask=mask)
@@ -169,8 +181,6 @@ def shared_numbers(
     tl.store(out + 12, unscale.to(tl.float32), mask=mask)
     tl.store(out + 13, counts.to(tl.float32), mask=mask)
     tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), _key(row, t, mask), mask=mask)
-    tl.store(out + 15, clip_update.to(tl.float32), mask=mask)
-    tl.store(out + 16, clip_moment.to(tl.float32), mask=mask)
     if COUNTS:
         tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
 
@@ -185,7 +195,8 @@ def _rates(v, r, eps, ACTIVE_ONLY: tl.constexpr):
 @triton.jit
 def _clamped(x, at_most):
     """Return x between two bounds; a NaN stays one."""
-    return tl.where(x > at_most, at_most, tl.where(x < -at_most, -at_most, x))
+    x = tl.minimum(x, at_most, propagate_nan=tl.PropagateNan.ALL)
+    return tl.maximum(x, -at_most, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
@@ -264,25 +275,24 @@ def _block(
         if CLIPS_MOMENT:
             g = _clamped(g, tl.where(r > 0, tl.load(shared + 16) * r, _LARGEST))
         m = tl.load(shared + 4) * m + tl.load(shared + 5) * g
-        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m
-        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * _rates(v, r, eps, ACTIVE_ONLY) * kept, w)
+        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m  # which is 0 where v is
+        eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS)
+        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * kept, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
         _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
         r = tl.sqrt(v * tl.load(shared + 11))
-        x = _rates(v, r, eps, ACTIVE_ONLY)
-        if OF_STEP:
-            x = x * r
+        # Times a unit, so that the square of a step is not 0 in float32.
+        x = r * tl.load(shared + 17) / (r + eps) if OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
         if MASKED:
             x = tl.where(mask, x, 0.0)
         counts = tl.load(shared + 13)
-        # In float64, so that the order in which a block is added up does not show; and the square of a step may be 0.
-        if OF_STEP:
-            x = x.to(tl.float64)
+        # In float64, so that the order in which a block is added up does not show.
         power = (x * x if NORM == 2 else x).to(tl.float64)
-        tl.store(sums, tl.sum(power, 0) * counts)
+        inverse = tl.load(shared + 18).to(tl.float64)
+        tl.store(sums, tl.sum(power, 0) * counts * (inverse * inverse if NORM == 2 else inverse))
         if ACTIVE_ONLY:
             live = v != 0
             if MASKED:
