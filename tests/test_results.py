@@ -129,6 +129,14 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
 
 
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AvaGrad", "AvaGradW"])
+def test_the_table_of_penn_treebank_is_what_the_records_say(name: str) -> None:
+    result = json.loads((ROOT / "results" / "penn-treebank" / name.lower() / "result.json").read_text())
+    assert result["epochs"] == 75
+    cells = row_of("docs/reproduce.md", f"{name}, Penn Treebank")
+    assert cells[1:] == [f"{result[part]['error']:.3f}" for part in ("validation", "test")]
+
+
 # --- docs/avastep.md ---
 
 AVASTEP_TASKS = (
