@@ -30,7 +30,7 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# The source distribution and the wheel. Both libraries must be in the wheel, and no OpenMP runtime: torch brings one.
+# The source distribution and the wheel. The libraries must be in the wheel, and no OpenMP runtime: torch brings one.
 dist: $(READY)
 	rm -rf build dist
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w dist .

@@ -11,7 +11,10 @@ SOURCE = "src/avagrad/optim/backends/native.c"
 FLAGS = ["-O3", "-fopenmp", "-fno-math-errno", "-fno-trapping-math"]
 variants = {"_native": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
-    variants["_native_avx2"] = ["-mavx2", "-mfma"]  # chosen where torch finds these, too
+    # Chosen where torch finds these, too.
+    variants["_native_avx2"] = ["-mavx2", "-mfma"]
+    wide = ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"]
+    variants["_native_avx512"] = wide
 
 setup(
     ext_modules=[

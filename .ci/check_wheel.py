@@ -1,4 +1,4 @@
-"""Checks a wheel: ``python .ci/check_wheel.py FILE``. Both native libraries are in it, and no OpenMP runtime."""
+"""Checks a wheel: ``python .ci/check_wheel.py FILE``. The native libraries are in it, and no OpenMP runtime."""
 
 import platform
 import re
@@ -9,7 +9,7 @@ import zipfile
 def faults(path: str) -> list[str]:
     """Say what is wrong with a wheel."""
     names = zipfile.ZipFile(path).namelist()
-    wanted = ["_native", "_native_avx2"] if platform.machine() in ("x86_64", "AMD64") else ["_native"]
+    wanted = ["_native", "_native_avx2", "_native_avx512"] if platform.machine() in ("x86_64", "AMD64") else ["_native"]
     found = [f"{name} is missing" for name in wanted if not any(f"/backends/{name}.abi3." in each for each in names)]
     found += [f"{name} is bundled" for name in names if re.search(r"lib[gi]?omp", name)]
     return found + ([] if "-cp311-abi3-" in path else ["its tag is not cp311-abi3"])

@@ -27,7 +27,7 @@ def steps(opt: Any, n: int = 3) -> None:
 @pytest.fixture
 def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that was built without its native code."""
-    for name in ("_native", "_native_avx2"):
+    for name in ("_native", "_native_avx2", "_native_avx512"):
         monkeypatch.setitem(sys.modules, f"avagrad.optim.backends.{name}", None)
     for cached in (native.extension, choose._warn_of_missing_native):
         cached.cache_clear()
@@ -57,13 +57,19 @@ def test_without_native_code_a_chosen_path_is_not_warned_of(options: dict[str, b
     steps(AvaGrad([one()], **options))  # type: ignore[arg-type]
 
 
-def test_the_code_is_for_this_processor(monkeypatch: pytest.MonkeyPatch) -> None:
-    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    assert native.extension().__name__.endswith("_native_avx2" if has_avx2 else "_native")
+CHOSEN = {"AVX512": "_native_avx512", "AVX2": "_native_avx2", "DEFAULT": "_native"}
+
+
+@pytest.mark.parametrize("capability", CHOSEN)
+def test_the_code_is_for_this_processor(capability: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A processor that can do more runs what is for lesser ones, too."""
+    here = torch.backends.cpu.get_cpu_capability()
+    if list(CHOSEN).index(capability) < list(CHOSEN).index(here if here in CHOSEN else "DEFAULT"):
+        pytest.skip(f"this processor has {here}")
     native.extension.cache_clear()
-    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: "DEFAULT")
+    monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     try:
-        assert native.extension().__name__.endswith("_native")
+        assert native.extension().__name__.endswith(CHOSEN[capability])
         steps(opt := AvaGrad([one()]))
         assert is_fused(opt)
     finally:

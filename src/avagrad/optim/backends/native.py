@@ -23,8 +23,8 @@ def extension() -> Any:
 
     torch is imported by now, so the module finds the OpenMP runtime that torch has loaded.
     """
-    has_avx2 = torch.backends.cpu.get_cpu_capability() in ("AVX2", "AVX512")
-    for name in ("_native_avx2", "_native") if has_avx2 else ("_native",):
+    names = {"AVX2": ("_native_avx2",), "AVX512": ("_native_avx512", "_native_avx2")}
+    for name in (*names.get(torch.backends.cpu.get_cpu_capability(), ()), "_native"):
         try:
             return importlib.import_module(f"avagrad.optim.backends.{name}")
         except ImportError:
