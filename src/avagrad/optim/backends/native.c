@@ -131,6 +131,7 @@ static inline uint16_t to_half(float x, bool bfloat16, bool nearest, uint32_t ra
 
 #define EACH(n) _Pragma("omp simd") for (int64_t i = 0; i < (n); i++)
 #define CHUNK 192
+#define CLAMPED(x, most) ((x) > (most) ? (most) : (x) < -(most) ? -(most) : (x)) /* a NaN stays one */
 
 #define REAL float
 #define SQRT sqrtf
@@ -235,20 +236,26 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
     }
     REAL r[CHUNK];
     EACH(n) r[i] = SQRT(v[i] * inverse);
-    if (flags->of_step) {
-        const bool clips = flags->clips_moment;
-        const REAL k = s->clip_moment, largest = 1e18; /* rules.LARGEST */
+    const REAL largest = 1e18, k = s->clip_moment; /* rules.LARGEST */
+    if (flags->clips_moment) {
         EACH(n) {
-            const REAL at_most = clips && r[i] > 0 && k * r[i] < largest ? k * r[i] : largest;
-            g[i] = g[i] > at_most ? at_most : g[i] < -at_most ? -at_most : g[i]; /* a NaN stays one */
+            const REAL at_most = r[i] > 0 && k * r[i] < largest ? k * r[i] : largest;
+            g[i] = CLAMPED(g[i], at_most);
+            m[i] = beta1 * m[i] + beta1_rest * g[i];
         }
+    } else if (flags->of_step) {
+        EACH(n) {
+            g[i] = CLAMPED(g[i], largest);
+            m[i] = beta1 * m[i] + beta1_rest * g[i];
+        }
+    } else {
+        EACH(n) m[i] = beta1 * m[i] + beta1_rest * g[i];
     }
-    EACH(n) m[i] = beta1 * m[i] + beta1_rest * g[i];
     if (s->started && flags->clips) {
         const REAL c = s->clip_update;
         EACH(n) {
-            const REAL at_most = c * r[i], kept = m[i] > at_most ? at_most : m[i] < -at_most ? -at_most : m[i];
-            w[i] -= size / (r[i] + eps) * kept;
+            const REAL at_most = c * r[i];
+            w[i] -= size / (r[i] + eps) * CLAMPED(m[i], at_most);
         }
     } else if (s->started && flags->active_only) {
         EACH(n) w[i] -= v[i] == 0 ? 0 : size / (r[i] + eps) * m[i];
