@@ -367,6 +367,18 @@ def test_diagnostics_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     assert ends[0] == pytest.approx(ends[1], rel=1e-6)
 
 
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_diagnostics_of_a_training_that_has_failed(sign: float) -> None:
+    """A NaN of either sign is shown, and is no error."""
+    w = torch.nn.Parameter(torch.zeros(3))
+    opt = AvaGrad([w])
+    for _ in range(2):
+        w.grad = torch.ones(3)
+        opt.step()
+    opt.state[w]["exp_avg_sq"][1] = math.copysign(NAN, sign)
+    assert math.isnan(opt.diagnostics()["rate_max"])
+
+
 @pytest.mark.parametrize("name", DELAYED)
 def test_diagnostics_before_the_first_step(name: str) -> None:
     opt = optimizer_class(name)([one()])

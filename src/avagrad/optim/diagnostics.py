@@ -59,7 +59,7 @@ def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float) -> dict[
 
 def _counts(x: Tensor) -> Tensor:
     """Return how many elements lie in each bin; 0 in none."""
-    bins = x.float().contiguous().view(torch.int32).flatten() >> 16
+    bins = (x.float().contiguous().view(torch.int32).flatten() >> 16) & (_BINS - 1)  # a NaN may have a sign
     counts = torch.bincount(bins, minlength=_BINS).to(device="cpu", dtype=torch.float64)
     counts[0] = 0
     return counts
