@@ -183,6 +183,14 @@ def test_how_far_the_best_lr_moves_is_what_the_records_say(title: str, folder: s
         ]
 
 
+def test_the_table_of_the_bad_batch_is_what_the_record_says() -> None:
+    record = json.loads((ROOT / "results" / "shock.json").read_text())["nats per character"]
+    for name, row in record.items():
+        parts = ("without, at the end", "with, before", "with, after", "with, at the end")
+        values = [[f"{row['lr']:g}", *(f"{row[part]:.3f}" for part in parts)]]
+        assert [found for found in rows_of("docs/avastep.md", name) if len(found) == 5] == values
+
+
 def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
     scores: dict[str, dict[str, float]] = {}
     for task in ("cifar10", "tinyshakespeare"):

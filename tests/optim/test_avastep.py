@@ -170,6 +170,20 @@ def test_a_huge_element_does_no_harm_then_or_later(
         assert state["exp_avg_sq"][3] < 100
 
 
+def test_clip_moment_takes_the_second_moment_of_rare_coordinates() -> None:
+    """What the documents warn of: a gradient in one of 400 steps is cut to 10 times an estimate that has decayed."""
+    found = {}
+    for clip_moment in (None, 10.0):
+        w = torch.nn.Parameter(torch.zeros(2).double())
+        opt = AvaStep([w], clip_moment=clip_moment)
+        for t in range(4001):
+            w.grad = torch.tensor([1.0, float(t % 400 == 0)]).double()
+            opt.step()
+        found[clip_moment] = opt.state[w]["exp_avg_sq"].tolist()
+    assert found[10.0][0] == pytest.approx(found[None][0])  # a coordinate that always has one is left alone
+    assert found[10.0][1] < 0.1 * found[None][1]
+
+
 @pytest.mark.parametrize("path", [*EVERY_PATH, "triton"])
 @pytest.mark.parametrize("clip_moment", [None, 10.0])
 def test_a_nan_is_to_be_seen(path: str, clip_moment: float | None, monkeypatch: pytest.MonkeyPatch) -> None:
