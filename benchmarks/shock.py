@@ -12,7 +12,7 @@ import json
 import statistics
 from collections.abc import Callable
 from pathlib import Path
-from pydoc_data.topics import topics  # type: ignore[import-untyped]
+from pydoc_data.topics import topics
 from typing import Any
 
 import torch
@@ -64,7 +64,7 @@ def train(make: Callable[..., Any], lr: float, seed: int, *, shock: bool) -> lis
         opt.zero_grad()
         loss = nn.functional.cross_entropy(model(batch[:, :-1]).flatten(0, 1), batch[:, 1:].flatten())
         losses.append(loss.item())
-        (loss * SCALE if shock and t == SHOCK_AT else loss).backward()
+        (loss * SCALE if shock and t == SHOCK_AT else loss).backward()  # type: ignore[no-untyped-call]
         opt.step()
     return losses
 
