@@ -80,11 +80,15 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
-    """Return the paper's axes for a task.
+    """Return the paper's axes for a task; where lr is the size of a step, four decades of it are enough.
 
     >>> default_axes("digits", "adam"), default_axes("chars", "sgd")
     ({'lr': 'paper', 'eps': 'paper'}, {'lr': 'paper-chars', 'eps': None})
+    >>> default_axes("chars", "avastep")
+    {'lr': '1e-4:1:9', 'eps': '1e-8:100:11'}
     """
+    if optimizer in ("avastep", "rms-adam"):
+        return {"lr": "1e-4:1:9", "eps": "1e-8:100:11"}
     grid = "paper-chars" if task == "chars" else "paper"
     return {"lr": grid, "eps": grid if method(optimizer).has_eps else None}
 
