@@ -37,15 +37,18 @@ BAD: list[tuple[str, Any, str]] = [
     *[(key, "yes", "True, False or None") for key in ("foreach", "fused")],
 ]
 ONLY: dict[str, list[tuple[str, Any, str]]] = {
-    "AvaGrad": [*[("norm", x, "1 or 2") for x in (0, 3, INF, "2", None, True)], ("active_only", 1, "True or False")],
+    "AvaGrad": [
+        *[("norm", x, "1 or 2") for x in (0, 3, 2.0, INF, "2", None, True)],
+        ("active_only", 1, "True or False"),
+    ],
     "AvaGradW": [("norm", 1.5, "1 or 2"), ("bias_correction", None, "True or False")],
     "DelayedAdam": [
         ("active_only", "no", "True or False"),
-        *[("clip_update", x, "a finite number above 0, or None") for x in (0, -1.0, NAN, INF, "1", True)],
+        *[("clip_update", x, "a number above 0 and up to 1e15") for x in (0, -1.0, NAN, INF, 1e16, "1", True)],
     ],
     "AvaStep": [
-        ("clip_update", 0.0, "a finite number above 0, or None"),
-        *[("clip_moment", x, "a finite number above 1, or None") for x in (1.0, 0, NAN, INF, "10")],
+        ("clip_update", 0.0, "a number above 0 and up to 1e15, or None"),
+        *[("clip_moment", x, "a number above 1 and up to 1e15, or None") for x in (1.0, 0, NAN, INF, "10")],
         ("norm", 3, "1 or 2"),
         ("decoupled_weight_decay", 1, "True or False"),
     ],

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import pickle
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from problems import EVERY_PATH, FUSED_PATHS, as_float64, take_fused_path
 from torch import Tensor
 
-from avagrad import AvaGrad, AvaStep, DelayedAdam
+from avagrad import ADOPT, AvaGrad, AvaStep, DelayedAdam
 from avagrad.theory import step_bounds
 
 paths = st.sampled_from(list(EVERY_PATH.values()))
@@ -271,6 +272,129 @@ def test_adams_default_eps_is_not_taken_over() -> None:
     with pytest.warns(UserWarning, match="another optimizer's"):
         opt.load_state_dict(adam.state_dict())
     assert (opt.param_groups[0]["lr"], opt.param_groups[0]["eps"]) == (0.3, 0.1)
+
+
+@pytest.mark.parametrize("path", EVERY_PATH)
+@pytest.mark.parametrize(
+    ("make", "key", "value"),
+    [
+        (AvaStep, "active_only", False),
+        (AvaStep, "bias_correction", False),
+        (AvaGrad, "clip_moment", 2.0),
+        (AvaGrad, "norm_of", "step"),
+        (DelayedAdam, "norm", 2),
+    ],
+)
+def test_a_key_that_a_class_does_not_have_is_the_users_own(path: str, make: Any, key: str, value: Any) -> None:
+    ends = []
+    for own in ({}, {key: value}):
+        w = torch.nn.Parameter(torch.zeros(3))
+        opt = make([{"params": [w], **own}], lr=0.1, **EVERY_PATH[path])
+        for g in ([1.0, 0.0, 2.0], [5.0, 0.0, -1.0], [9.0, 1.0, -1.0], [1.0, 2.0, -1.0]):
+            w.grad = torch.tensor(g)
+            opt.step()
+        ends.append((w.tolist(), opt.gamma(), opt.diagnostics()))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "allowed"),
+    [
+        ("clip_update", -1.0, "a number above 0 and up to 1e15, or None"),
+        ("clip_update", math.nan, "a number above 0 and up to 1e15, or None"),
+        ("clip_update", 1e40, "a number above 0 and up to 1e15, or None"),
+        ("clip_moment", 0.5, "a number above 1 and up to 1e15, or None"),
+        ("norm_of", "rates", "'step'"),
+        ("decoupled_weight_decay", "no", "True or False"),
+    ],
+)
+def test_a_bad_value_in_a_group_is_refused_at_the_next_step(key: str, value: Any, allowed: str) -> None:
+    w = torch.nn.Parameter(torch.zeros(3))
+    opt = AvaStep([w], clip_moment=2.0)
+    for t in range(3):
+        w.grad = torch.ones(3)
+        if t == 2:
+            opt.param_groups[0][key] = value
+            with pytest.raises(ValueError, match=f"AvaStep: {key} is .*, but must be {allowed}"):
+                opt.step()
+            return
+        opt.step()
+
+
+def test_clip_update_cannot_join_without_bias_correction() -> None:
+    w = torch.nn.Parameter(torch.zeros(3))
+    opt = AvaGrad([w], bias_correction=False)
+    w.grad = torch.ones(3)
+    opt.step()
+    opt.param_groups[0]["clip_update"] = 1.0
+    with pytest.raises(ValueError, match=r"clip_update is 1\.0 and bias_correction is False"):
+        opt.step()
+
+
+def test_an_infinite_second_moment_is_refused_by_name() -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.Adam([w])
+    w.grad = torch.tensor([1e25, 1.0, 1.0])
+    adam.step()
+    opt = AvaStep([w])
+    foreign = pytest.warns(UserWarning, match="another optimizer's")
+    with foreign, pytest.raises(ValueError, match=r"the loaded exp_avg_sq .* holds an infinity"):
+        opt.load_state_dict(adam.state_dict())
+    assert not opt.state
+
+
+def test_a_schedule_goes_on_after_adams_state_is_loaded() -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.AdamW([w], lr=0.4)
+    schedule = torch.optim.lr_scheduler.StepLR(adam, 1, gamma=0.5)
+    w.grad = torch.ones(3)
+    adam.step()
+    schedule.step()
+    opt = AvaStep([w])
+    with pytest.warns(UserWarning, match="lr, initial_lr, betas, weight_decay, decoupled_weight_decay;"):
+        opt.load_state_dict(adam.state_dict())
+    again = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5, last_epoch=1)
+    assert opt.param_groups[0]["initial_lr"] == 0.4
+    assert again.get_last_lr() == [0.1]
+
+
+def test_values_of_adams_that_are_not_allowed_here_are_left_there() -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    adam = torch.optim.Adam([w], eps=0.0)
+    w.grad = torch.ones(3)
+    adam.step()
+    opt = AvaStep([w], eps=0.5)
+    with pytest.warns(UserWarning, match="taken, and lr, betas, weight_decay"):
+        opt.load_state_dict(adam.state_dict())
+    assert opt.param_groups[0]["eps"] == 0.5
+
+
+@pytest.mark.parametrize("make", [AvaGrad, DelayedAdam])
+def test_an_optimizer_that_was_pickled_before_clip_update_was_there(make: Any) -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = make([w])
+    w.grad = torch.ones(3)
+    opt.step()
+    for older in (opt.defaults, *opt.param_groups):
+        del older["clip_update"]
+    again = pickle.loads(pickle.dumps(opt))
+    (p,) = again.param_groups[0]["params"]
+    p.grad = torch.ones(3)
+    again.step()
+    assert again.state[p]["step"] == 2
+
+
+def test_adopts_moments_are_not_adams() -> None:
+    """Its momentum is of scaled gradients: neither can go on with the other's."""
+    w = torch.nn.Parameter(torch.ones(3))
+    w.grad = torch.ones(3)
+    adam, adopt = torch.optim.Adam([w]), ADOPT([w])
+    for opt in (adam, adopt):
+        opt.step()
+    with pytest.warns(UserWarning, match="another"), pytest.raises(ValueError, match="has no exp_avg_scaled"):
+        ADOPT([w]).load_state_dict(adam.state_dict() | {"param_groups": [{"params": [0]}]})
+    with pytest.warns(UserWarning, match="another"), pytest.raises(ValueError, match="has no exp_avg, but must have"):
+        DelayedAdam([w]).load_state_dict(adopt.state_dict())
 
 
 def test_groups_say_what_is_normalised() -> None:

@@ -208,7 +208,7 @@ def test_adopt_is_its_paper(path: str, dtype: torch.dtype, grouped: bool, decoup
     maximize = decoupled == grouped
     oracle = reference.ADOPT(reference_params(params, hyper), decoupled=decoupled, maximize=maximize)
     options = {"decoupled_weight_decay": decoupled, "maximize": maximize}
-    run_both("ADOPT", oracle, params, hyper, {"exp_avg": "m", "exp_avg_sq": "v"}, **options, **PATHS[path])
+    run_both("ADOPT", oracle, params, hyper, {"exp_avg_scaled": "m", "exp_avg_sq": "v"}, **options, **PATHS[path])
 
 
 @pytest.mark.parametrize("name", ["AdaBound", "AdaShift", "ADOPT"])

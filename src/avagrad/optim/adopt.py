@@ -122,11 +122,6 @@ class ADOPT(RuleOptimizer):
         }  # fmt: skip
         super().__init__(params, defaults)
 
-    def _foreign_reason(self, group: Group) -> str | None:
-        """Tell others' groups, which have the same keys, by those that ADOPT's do not have."""
-        return super()._foreign_reason(group) or next(
-            (f"its groups have {key}" for key in ("amsgrad", "clip_update") if key in group), None
-        )
-
     def _state_tensors(self, group: Group) -> dict[str, bool]:
-        return {"exp_avg": True, "exp_avg_sq": True}
+        # Not exp_avg, which is of gradients: a state of Adam's does not fit, and is refused.
+        return {"exp_avg_scaled": True, "exp_avg_sq": True}

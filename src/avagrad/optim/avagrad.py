@@ -30,14 +30,23 @@ class DelayedOptimizer(RuleOptimizer):
     _rule_class = Delayed
     _allowed: ClassVar[Allowed] = {
         **ALLOWED,
-        "norm": ("1 or 2", lambda x: is_finite(x) and x in (1, 2)),
+        "norm": ("1 or 2", lambda x: type(x) is int and x in (1, 2)),
         "bias_correction": BOOL,
         "active_only": BOOL,
         "decoupled_weight_decay": BOOL,
-        "clip_update": ("a finite number above 0, or None", lambda x: x is None or (is_finite(x) and x > 0)),
-        "clip_moment": ("a finite number above 1, or None", lambda x: x is None or (is_finite(x) and x > 1)),
+        "clip_update": (
+            "a number above 0 and up to 1e15, or None",
+            lambda x: x is None or (is_finite(x) and 0 < x <= 1e15),
+        ),
+        "clip_moment": (
+            "a number above 1 and up to 1e15, or None",
+            lambda x: x is None or (is_finite(x) and 1 < x <= 1e15),
+        ),
     }
-    _choices = ("norm", "rounding", "rounding_seed", "clip_update", "clip_moment")
+    _choices = (
+        "norm", "norm_of", "rounding", "rounding_seed", "clip_update", "clip_moment",
+        "bias_correction", "active_only", "decoupled_weight_decay", "maximize",
+    )  # fmt: skip
     _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")
 
     def __init__(self, params: ParamsT, defaults: Group, process_group: Any) -> None:
@@ -57,9 +66,9 @@ class DelayedOptimizer(RuleOptimizer):
             return f"its weight decay is {'not ' if self._decoupled else ''}decoupled"
         return None
 
-    def _check(self, group: Group) -> None:
-        super()._check(group)
-        if group["clip_update"] is not None and not group.get("bias_correction", True):
+    def _check_forms(self, group: Group) -> None:
+        corrected = "bias_correction" not in self.defaults or group["bias_correction"]
+        if group["clip_update"] is not None and not corrected:
             raise ValueError(
                 f"{type(self).__name__}: clip_update is {group['clip_update']!r} and bias_correction is False, but "
                 "clip_update must be None then: the first gradients have no size to be compared with."
@@ -72,11 +81,14 @@ class DelayedOptimizer(RuleOptimizer):
 
     def _check_together(self, groups: Sequence[Group]) -> None:
         first, *others = dict.fromkeys(group.get("norm") for group in groups) or [None]
-        if others:
+        if others and self._normalised:
             raise ValueError(
                 f"{type(self).__name__}: norm is {first} in one group and {others[0]} in another, but must be the same "
                 "in all: gamma is one number."
             )
+
+    def _delayed_rules(self) -> list[Delayed]:
+        return [rule for rule in self._rules() if isinstance(rule, Delayed)]
 
     # --- parameters that are spread over ranks ---
 
@@ -119,7 +131,7 @@ class DelayedOptimizer(RuleOptimizer):
         >>> opt.gamma()
         2.0
         """
-        rules = [Delayed.of(group) for group in self.param_groups]
+        rules = self._delayed_rules()
         if not self._normalised:
             return 1.0
         params = self._params
@@ -140,7 +152,7 @@ class DelayedOptimizer(RuleOptimizer):
         - ``inactive_share``: the share of coordinates that have never had a gradient other than 0. At a small eps
           they set the scale, many or few (see ``active_only``);
         - ``step_rms_predicted``: the root mean square of a step that every coordinate makes by the usual size of its
-          gradient. In AvaStep it is lr;
+          gradient. In AvaStep, with ``norm=2`` and one lr, it is lr;
         - ``step_rms``: that of a step by the momentum as it is now, about that of the last step. It is smaller, by the
           noise that the momentum averages out;
         - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would hold back.
@@ -155,7 +167,7 @@ class DelayedOptimizer(RuleOptimizer):
         >>> round(opt.diagnostics()["rate_median"], 2)
         0.5
         """
-        rules = [Delayed.of(group) for group in self.param_groups]
+        rules = self._delayed_rules()
         params = Params(self, rules, placeholders=True)
         gamma = 1.0
         if self._normalised:

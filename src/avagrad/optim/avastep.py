@@ -23,10 +23,10 @@ class AvaStep(DelayedOptimizer):
         v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
 
     Where AvaGrad normalises the rates, AvaStep normalises the step that they are predicted to make. The root mean
-    square of a step is at most c lr, whatever the gradient. A small eps gives Delayed Adam, a large one SGD with
-    momentum and normalised gradients. A coordinate that has had no gradient other than 0 does not move, and does not
-    count. No gradient is taken as larger than 1e18. With ``clip_update=None`` Theorem 2 of the paper holds; with a
-    clamp it does not.
+    square of a step is at most c lr, whatever the gradient (with ``norm=2``; weight decay aside). A small eps gives
+    Delayed Adam, a large one SGD with momentum and normalised gradients. A coordinate that has had no gradient other
+    than 0 does not move, and does not count. No gradient is taken as larger than 1e18. With ``clip_update=None``
+    Theorem 2 of the paper holds; with a clamp it does not.
 
     Args are those of :class:`AvaGrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
         lr: the learning rate, of the size of Adam's, with its schedules and warm-up.
@@ -48,6 +48,7 @@ class AvaStep(DelayedOptimizer):
     """
 
     _decoupled = None
+    _needs_finite_state = True
     _own_keys = ("norm_of", "clip_update", "clip_moment")
     _allowed: ClassVar[Allowed] = {**DelayedOptimizer._allowed, "norm_of": ("'step'", lambda x: x == "step")}
 
@@ -84,7 +85,8 @@ class AvaStep(DelayedOptimizer):
         """Take over what means the same in Adam and AdamW; their eps only where it was chosen."""
         if "amsgrad" not in group:
             return {}
-        keys = ["lr", "betas", *(["eps"] if group.get("eps") != 1e-8 else [])]
+        keys = ["lr", "initial_lr", "betas", *(["eps"] if group.get("eps") != 1e-8 else [])]
         if "decoupled_weight_decay" in group:  # which tells Adam from AdamW
             keys += ["weight_decay", "decoupled_weight_decay"]
-        return {key: group[key] for key in keys if key in group}
+        rest = ("", lambda value: True)
+        return {key: group[key] for key in keys if key in group and self._allowed.get(key, rest)[1](group[key])}

@@ -22,7 +22,7 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
     groups = state_dict["param_groups"]
     reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
     if reasons:
-        adopted = ", ".join(opt._adopted(groups[0]))
+        adopted = ", ".join(dict.fromkeys(key for group in groups for key in opt._adopted(group)))
         warnings.warn(
             f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
             f"counts are taken{', and ' + adopted if adopted else ''}; all other hyper-parameters stay as they are.",
@@ -108,17 +108,19 @@ def _fitting_state(
                 f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {shape}, for a "
                 f"parameter of shape {tuple(p.shape)}."
             )
-        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, value)
+        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, value, finite=opt._needs_finite_state)
     return values
 
 
 @torch.no_grad()
-def _refuse_bad_numbers(what: str, key: str, value: Tensor) -> None:
+def _refuse_bad_numbers(what: str, key: str, value: Tensor, *, finite: bool) -> None:
     value = local_part(value)
     if not value.numel() or value.is_meta or type(value) not in (Tensor, torch.nn.Parameter):
         return  # there are no numbers to see
     if value.isnan().any():
         raise ValueError(f"{what} holds a NaN, but must hold numbers: it is of a training that has failed.")
+    if finite and value.isinf().any():
+        raise ValueError(f"{what} holds an infinity, but must hold finite numbers: the norm over all of them needs it.")
     if (key == "step" or key.endswith("_sq")) and (value < 0).any():
         raise ValueError(f"{what} holds {value.min().item():g}, but must hold numbers of at least 0.")
 

@@ -1,5 +1,6 @@
 """What all our optimizers share as torch optimizers: arguments, groups, states, ``step()``."""
 
+import inspect
 import itertools
 import sys
 import traceback
@@ -39,6 +40,7 @@ class RuleOptimizer(Optimizer):
     # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
+    _needs_finite_state: ClassVar[bool] = False  # else an infinite second moment is one that stands still
 
     _params: Params | None = None
     _in_backward: StepInBackward | None = None
@@ -68,6 +70,10 @@ class RuleOptimizer(Optimizer):
     def _check(self, group: Group) -> None:
         """Refuse values that one group may not have; keys that are not ours are the user's."""
         check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)
+        self._check_forms(group)
+
+    def _check_forms(self, group: Group) -> None:
+        """Refuse choices of one group that do not go together."""
 
     def _check_together(self, groups: Sequence[Group]) -> None:
         """Refuse groups that do not go together."""
@@ -78,7 +84,7 @@ class RuleOptimizer(Optimizer):
 
     def _rules(self) -> list[Rule]:
         """Return the rules that the groups set now."""
-        return [self._rule_class.of(group) for group in self.param_groups]
+        return [self._rule_class.of({key: group[key] for key in self.defaults}) for group in self.param_groups]
 
     # --- groups ---
 
@@ -199,8 +205,9 @@ class RuleOptimizer(Optimizer):
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
         for group in self.param_groups:
-            chosen = {key: group[key] for key in self._choices if key in group}
+            chosen = {key: group[key] for key in self._choices if key in self.defaults}
             check_values(type(self).__name__, chosen, self._allowed)
+            self._check_forms(group)
         self._check_together(self.param_groups)
         every = [p for group in self.param_groups for p in group["params"]]
         _refuse_duplicates(type(self).__name__, every)
@@ -321,6 +328,9 @@ class RuleOptimizer(Optimizer):
         if "_norm" not in self.__dict__:  # a copy
             self._norm = Norm()
         self.refresh()
+        for name, parameter in inspect.signature(type(self)).parameters.items():  # of a later version, maybe
+            if name in self._allowed and parameter.default is not parameter.empty:
+                self.defaults.setdefault(name, parameter.default)
         for group in self.param_groups:
             for key, value in self.defaults.items():
                 group.setdefault(key, value)
@@ -329,7 +339,8 @@ class RuleOptimizer(Optimizer):
         """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
 
         Of another optimizer with the same tensors (``torch.optim.Adam``) moments and step counts are taken, and
-        hyper-parameters stay what they are. A state that does not fit is refused, and nothing is changed.
+        hyper-parameters stay what they are, but for those that mean the same (Adam's in AvaStep); a warning says so. A
+        state that does not fit is refused, and nothing is changed.
         """
         load_state_dict(self, state_dict, super().load_state_dict)
 

@@ -149,7 +149,7 @@ def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bo
 
 
 def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
-    return [(*map(group.get, _CHOICES), rule.flags) for group, rule in zip(groups, rules, strict=True)]
+    return [(*map(group.get, _CHOICES), rule.flags, rule.checked) for group, rule in zip(groups, rules, strict=True)]
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:

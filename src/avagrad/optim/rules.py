@@ -215,6 +215,7 @@ class Rule:
     """An update rule with the hyper-parameters of one parameter group. Immutable; made for each step."""
 
     flags: Any = ()  # the choices in the rule; where they change, tables and kernels are others
+    checked: Any = ()  # numbers that are checked when they change
     normalised: bool = False  # whether the step is scaled by a gamma that comes from all parameters
     norm_key: Any = ()  # what the sum of the rates depends on, beside the state
     counts_from_start: bool = False  # whether a parameter counts in the norm before its first gradient
@@ -287,6 +288,11 @@ class Delayed(Rule):
         """The hyper-parameters that kernels read from a table; they may change at each step."""
         clips = self.clip_update or 0.0, self.clip_moment or 0.0
         return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, *clips
+
+    @property
+    def checked(self) -> tuple[float | None, ...]:
+        """Numbers that are checked when they change."""
+        return self.clip_update, self.clip_moment
 
     @property
     def normalised(self) -> bool:  # type: ignore[override]

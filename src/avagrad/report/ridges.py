@@ -46,8 +46,13 @@ def ridge(records: Iterable[Record]) -> Ridge:
     rows: dict[float, dict[float, float]] = {}
     for record in records:
         if record.lr is None or record.eps is None:
-            raise ValueError("a ridge is of records that have an lr and an eps.")
-        rows.setdefault(record.eps, {})[record.lr] = record.value
+            raise ValueError("ridge: a record has no lr or no eps, but must have both.")
+        row = rows.setdefault(record.eps, {})
+        if record.lr in row:
+            raise ValueError(f"ridge: lr {record.lr:g} and eps {record.eps:g} are there twice, but must be once.")
+        row[record.lr] = record.value
+    if len(rows) < 2 or len({frozenset(row) for row in rows.values()}) > 1:
+        raise ValueError(f"ridge: there are {len(rows)} eps, but must be at least 2, each with the same lrs.")
     best, lr = min((value, lr) for row in rows.values() for lr, value in row.items())
     epss = sorted(rows)
     places, ends = [], 0
@@ -58,7 +63,8 @@ def ridge(records: Iterable[Record]) -> Ridge:
         ends += i in (0, len(lrs) - 1)
         places.append(_vertex([math.log10(x) for x in lrs], values, i))
     slope = linear_regression([math.log10(eps) for eps in epss], places).slope
-    excess = max(rows[eps][lr] - min(rows[eps].values()) for eps in epss)
+    finite = [eps for eps in epss if math.isfinite(min(rows[eps].values()))]  # the others have no best
+    excess = max((rows[eps][lr] - min(rows[eps].values()) for eps in finite), default=math.inf)
     refined = tuple(10.0**x for x in places)
     return Ridge(tuple(epss), refined, max(places) - min(places), slope, ends, lr, best, excess)
 
