@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from avagrad.lab.torch_rules import adam_direction
+from avagrad.optim.comparison import with_l2
 
 __all__ = ["RmsAdam"]
 
@@ -69,10 +70,10 @@ class RmsAdam(Optimizer):
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
         state["step"] += 1
         t = state["step"].double() if group["capturable"] else state["step"].item()
-        (beta1, beta2), own = group["betas"], {key: group[key] for key in ("eps", "weight_decay", "maximize")}
+        (beta1, beta2), m, v = group["betas"], state["exp_avg"], state["exp_avg_sq"]
         assert p.grad is not None
-        given = p, p.grad, state["exp_avg"], state["exp_avg_sq"]
-        u, m, v = adam_direction(*given, t, beta1=beta1, beta2=beta2, **own)
+        g = with_l2(p, p.grad, group["weight_decay"], group["maximize"])
+        u, m, v, _ = adam_direction(g, m, v, None, t, beta1=beta1, beta2=beta2, eps=group["eps"])
         state["exp_avg"].copy_(m)
         state["exp_avg_sq"].copy_(v)
         return u.to(p.dtype)

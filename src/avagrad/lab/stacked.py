@@ -20,6 +20,7 @@ from avagrad.lab.torch_rules import adam_direction, adam_step, sgd_step
 from avagrad.optim.adabound import AdaBound, adabound_step
 from avagrad.optim.adashift import AdaShift, adashift_step
 from avagrad.optim.adopt import ADOPT, adopt_step
+from avagrad.optim.comparison import with_l2
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer"]
@@ -225,10 +226,19 @@ class StackedOptimizer:
 
 
 def _rms_adam_step(
-    w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Scalar, *, lr: Scalar, **hyper: Any
+    w: Tensor,
+    g: Tensor,
+    m: Tensor,
+    v: Tensor,
+    t: Scalar,
+    *,
+    lr: Scalar,
+    weight_decay: Scalar,
+    maximize: bool,
+    **rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take one step of RmsAdam, for rows that hold all parameters of a member each."""
-    u, m, v = adam_direction(w, g, m, v, t, **hyper)
+    u, m, v, _ = adam_direction(with_l2(w, g, weight_decay, maximize), m, v, None, t, **rest)
     total = u.square().sum(1, keepdim=True, dtype=torch.float64)
     scale = torch.where(total > 0, (u.shape[1] / total).sqrt(), 1.0)
     return w - lr * (scale * u).to(w.dtype), m, v

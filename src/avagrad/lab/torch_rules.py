@@ -64,34 +64,21 @@ def adam_step(
         w = w * (1 - lr * weight_decay)
     else:
         g = with_l2(w, g, weight_decay, maximize)
+    u, m, v, v_max = adam_direction(g, m, v, v_max, t, beta1=beta1, beta2=beta2, eps=eps)
+    return w - lr * u, m, v, v_max
+
+
+def adam_direction(
+    g: Tensor, m: Tensor, v: Tensor, v_max: Tensor | None, t: Scalar, *, beta1: Scalar, beta2: Scalar, eps: Scalar
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """Return what Adam multiplies with ``lr``, and the new ``m, v, v_max``.
+
+    >>> one, zero = torch.ones(1), torch.zeros(1)
+    >>> adam_direction(4 * one, zero, zero, None, 1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
+    tensor([1.])
+    """
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
     v_max = v if v_max is None else torch.maximum(v_max, v)
     v_hat = v_max / bias_correction_of(beta2, t)
-    w = w - lr * (m / bias_correction_of(beta1, t)) / (sqrt(v_hat) + eps)
-    return w, m, v, v_max
-
-
-def adam_direction(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    t: Scalar,
-    *,
-    beta1: Scalar,
-    beta2: Scalar,
-    eps: Scalar,
-    weight_decay: Scalar = 0.0,
-    maximize: bool = False,
-) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what Adam multiplies with ``lr``, and the new ``m, v``.
-
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> adam_direction(one, 4 * one, zero, zero, 1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([1.])
-    """
-    g = with_l2(w, g, weight_decay, maximize)
-    m = beta1 * m + (1 - beta1) * g
-    v = beta2 * v + (1 - beta2) * g * g
-    return m / bias_correction_of(beta1, t) / (sqrt(v / bias_correction_of(beta2, t)) + eps), m, v
+    return m / bias_correction_of(beta1, t) / (sqrt(v_hat) + eps), m, v, v_max
