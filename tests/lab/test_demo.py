@@ -18,7 +18,7 @@ from avagrad.lab.demo import Job, jobs, run
 from avagrad.lab.folder import RunFolder
 from avagrad.lab.methods import METHODS
 from avagrad.report.findings import findings, six_lines
-from avagrad.report.reading import Collection, Run, Sweep, Synthetic, collect
+from avagrad.report.reading import Collection, Run, Sweep, Synthetic, collect, method_title
 from avagrad.tune.records import Record
 
 
@@ -40,6 +40,8 @@ def test_the_demonstration_is_what_it_says() -> None:
     assert len(by_name) == 1 + 3 + 1 + 2 * 2 * len(METHODS)
     maps = [by_name[f"maps/{name}"] for name in ("adam", "avagrad", "avastep")]
     assert [len(job.points) for job in maps] == [441] * 3  # type: ignore[attr-defined]
+    titles = [method_title(job.config.as_json()) for job in maps]  # type: ignore[attr-defined]
+    assert six_lines(Collection("empty"))[1:4] == [f"The map of {title}: not there." for title in titles]
     assert sum(job.cost for job in by_name.values()) < 270  # three minutes on two cores, with the page
 
 

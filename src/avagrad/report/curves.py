@@ -566,7 +566,7 @@ def _above_0(value: object) -> float | None:
 
 
 def _is_ours(name: str) -> bool:
-    return name.startswith(("AvaGrad", "DelayedAdam"))
+    return name.startswith(("AvaGrad", "AvaStep", "DelayedAdam"))
 
 
 def _times(ratio: float) -> str:

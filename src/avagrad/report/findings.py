@@ -40,7 +40,7 @@ def six_lines(collection: Collection) -> list[str]:
     ('The synthetic problem: not there.', 6)
     """
     maps = dict(_maps(collection.sweeps))
-    titles = ("Adam", "AvaGrad", "AvaGrad, active_only, norm=1")
+    titles = ("Adam", "AvaGrad", "AvaStep, decoupled_weight_decay=False")
     return [
         next(map(_synthetic, collection.synthetics), "The synthetic problem: not there."),
         *(maps.get(title, f"The map of {title}: not there.") for title in titles),
