@@ -28,8 +28,9 @@ typedef struct {
 /* What the coordinates of one tensor share in one step. */
 typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
-    double eps, weight_decay, inverse_before, inverse_next, unscale, counts, key;
-    double clip_update, clip_moment, unit, sum_unit; /* sums are of multiples of `unit`, which is 1 / sum_unit^(1/p) */
+    double eps, weight_decay, inverse_before, unscale, counts, key;
+    double clip_update, clip_moment;
+    double next_scale, next_eps, unit; /* of sum(); its sums are of numbers that are 1 / unit^(1/p) times as large */
 } Shared;
 
 static uint32_t mix(uint32_t h) {
@@ -48,12 +49,12 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     double before = *step;
     s.moves = gradient != 0 && !(found_inf && *found_inf != 0) && !flags->rebuild;
     double t = before + s.moves; /* the gradients that the next step's rates will have seen */
-    double correction1 = 1;
-    s.inverse_before = s.inverse_next = s.started = s.counts = 1;
+    double correction1 = 1, inverse_next = 1;
+    s.inverse_before = s.started = s.counts = 1;
     if (flags->bias_correction) {
         const double log_beta1 = log(fmax(group[BETA1], 1e-300)), log_beta2 = log(fmax(group[BETA2], 1e-300));
         s.inverse_before = 1 / -expm1(fmax(before, 1) * log_beta2);
-        s.inverse_next = 1 / -expm1(fmax(t, 1) * log_beta2);
+        inverse_next = 1 / -expm1(fmax(t, 1) * log_beta2);
         correction1 = -expm1(fmax(t, 1) * log_beta1);
         s.started = before > 0;
         s.counts = t > 0;
@@ -73,8 +74,15 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.weight_decay = group[WEIGHT_DECAY];
     s.clip_update = group[CLIP_UPDATE] * correction1; /* of the moment as it is kept */
     s.clip_moment = group[CLIP_MOMENT];
-    s.unit = flags->of_step ? fmax(1, group[EPS]) : 1; /* eta r is about r / eps where eps is large */
-    s.sum_unit = flags->norm == 2 ? 1 / (s.unit * s.unit) : 1 / s.unit;
+    s.next_scale = sqrt(inverse_next);
+    s.next_eps = group[EPS];
+    s.unit = 1;
+    if (flags->of_step) { /* eta r is about r / eps where eps is large: its square is too small for a float */
+        const double large = fmax(1, group[EPS]);
+        s.next_eps /= s.next_scale * large;
+        s.next_scale = 1 / large;
+        s.unit = flags->norm == 2 ? 1 / (large * large) : 1 / large;
+    }
     s.unscale = (grad_scale ? 1.0 / *grad_scale : 1.0) * (flags->maximize ? -1 : 1);
     s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PLACE]);
     if (s.moves && flags->counts) *step = (float)t;
@@ -130,8 +138,12 @@ static inline uint16_t to_half(float x, bool bfloat16, bool nearest, uint32_t ra
 }
 
 #define EACH(n) _Pragma("omp simd") for (int64_t i = 0; i < (n); i++)
-#define CHUNK 192
-#define CLAMPED(x, most) ((x) > (most) ? (most) : (x) < -(most) ? -(most) : (x)) /* a NaN stays one */
+#define CHUNK 160
+#define AHEAD 2 /* chunks between the one that is computed and the one that is fetched from memory */
+
+static inline __attribute__((always_inline)) void prefetch(const char *start, int64_t bytes, bool writes) {
+    for (int64_t i = 0; i < bytes; i += 64) writes ? __builtin_prefetch(start + i, 1) : __builtin_prefetch(start + i, 0);
+}
 
 #define REAL float
 #define SQRT sqrtf
@@ -196,19 +208,24 @@ PyMODINIT_FUNC INIT(void) { return PyModule_Create(&definition); }
 
 #else /* --- in float and in double --- */
 
+static inline REAL IN(clamped)(REAL x, REAL most) {
+    x = most < x ? most : x; /* one instruction each, and a NaN stays one */
+    return -most > x ? -most : x;
+}
+
 /* Sum up eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
    The choices are constants where this is called, so that each has a loop of its own. */
 static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t n, const Shared *s, double *sums,
                                                           bool squared, bool every, bool of_step) {
-    const REAL inverse = s->inverse_next, eps = s->eps, unit = s->unit;
+    const REAL scale = s->next_scale, eps = s->next_eps;
     REAL total = 0, live = 0;
     _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
-        const REAL r = SQRT(v[i] * inverse), x = (of_step ? r * unit : 1) / (r + eps);
+        const REAL root = SQRT(v[i]), x = (of_step ? root : 1) / (root * scale + eps);
         const REAL counts = every || v[i] != 0 ? 1 : 0;
         total += (squared ? x * x : x) * counts;
         live += counts;
     }
-    sums[0] += total * s->sum_unit * s->counts;
+    sums[0] += total * s->unit * s->counts;
     sums[1] += live * s->counts;
 }
 
@@ -240,12 +257,12 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
     if (flags->clips_moment) {
         EACH(n) {
             const REAL at_most = r[i] > 0 && k * r[i] < largest ? k * r[i] : largest;
-            g[i] = CLAMPED(g[i], at_most);
+            g[i] = IN(clamped)(g[i], at_most);
             m[i] = beta1 * m[i] + beta1_rest * g[i];
         }
     } else if (flags->of_step) {
         EACH(n) {
-            g[i] = CLAMPED(g[i], largest);
+            g[i] = IN(clamped)(g[i], largest);
             m[i] = beta1 * m[i] + beta1_rest * g[i];
         }
     } else {
@@ -255,7 +272,7 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
         const REAL c = s->clip_update;
         EACH(n) {
             const REAL at_most = c * r[i];
-            w[i] -= size / (r[i] + eps) * CLAMPED(m[i], at_most);
+            w[i] -= size / (r[i] + eps) * IN(clamped)(m[i], at_most);
         }
     } else if (s->started && flags->active_only) {
         EACH(n) w[i] -= v[i] == 0 ? 0 : size / (r[i] + eps) * m[i];
@@ -273,6 +290,14 @@ static void IN(block)(const int64_t *row, int64_t gradient, int64_t start, int64
         const int64_t many = n - from < CHUNK ? n - from : CHUNK, at = start + from;
         if (!flags->rebuild) {
             const REAL unscale = s->unscale;
+            if (n - from >= (AHEAD + 1) * CHUNK) {
+                const int64_t width = flags->dtype == BFLOAT16 || flags->dtype == FLOAT16 ? 2 : sizeof(REAL);
+                const int64_t next = at + AHEAD * CHUNK;
+                prefetch((char *)(m + AHEAD * CHUNK), CHUNK * sizeof(REAL), true);
+                prefetch((char *)(v + AHEAD * CHUNK), CHUNK * sizeof(REAL), true);
+                prefetch((char *)row[W] + next * width, CHUNK * width, true);
+                prefetch((char *)gradient + next * width, CHUNK * width, false);
+            }
             REAL w_here[CHUNK], g_here[CHUNK];
             if (flags->dtype == FLOAT32 || flags->dtype == FLOAT64) {
                 const REAL *given = (REAL *)gradient + at;
