@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends import loop
-from avagrad.optim.backends.loop import Loop, blocks, rounding_of, stacked, unscaled
+from avagrad.optim.backends.loop import Loop, block_size, blocks, rounding_of, stacked, unscaled
 from avagrad.optim.rounding import store
 from avagrad.optim.rules import LARGEST, Delayed, Rule, Scalar, bias_correction_of, indicator
 
@@ -49,10 +48,7 @@ class Foreach(Loop):
         count_gradients([view.step for view, _ in moving])
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return on each device the sums of eta^p and the counts, a row for each block.
-
-        The norm of foreach adds up in sequence on a CPU, where a float32 sum loses digits, so it uses float64.
-        """
+        """Return on each device the sums of eta^p and the counts, a row for each block."""
         pieces = list(_pieces((view, view.w) for view in self.views))
         rows: dict[int, tuple[Tensor, Scalar]] = {}
         for batch in _batches(pieces):
@@ -76,15 +72,16 @@ def _pieces(moving: Iterable[tuple["ParamView", Tensor]]) -> Iterator[_Piece]:
 
 
 def _batches(pieces: Iterable[_Piece]) -> Iterator[list[_Piece]]:
-    """Return pieces of one group, device, dtype and count, together of about ``BLOCK`` coordinates."""
+    """Return pieces of one group, device, dtype and count, together of about a block's coordinates."""
     kinds: dict[Any, list[_Piece]] = {}
     for piece in pieces:
         count = None if isinstance(piece.seen, Tensor) else piece.seen
         kinds.setdefault((piece.view.group, piece.w.device, piece.w.dtype, count), []).append(piece)
     for alike in kinds.values():
         first = size = 0
+        most = block_size(alike[0].w.device)
         for i, piece in enumerate(alike):
-            if size and size + piece.w.numel() > loop.BLOCK:
+            if size and size + piece.w.numel() > most:
                 yield alike[first:i]
                 first, size = i, 0
             size += piece.w.numel()
@@ -114,20 +111,43 @@ def _totals(batch: list[_Piece], rule: Delayed) -> list[tuple[Tensor, Scalar]]:
     flags, root_of, vs = rule.flags, _root_of(rule), [piece.v for piece in batch]
     sizes = list(torch._foreach_sqrt(vs))
     xs = list(torch._foreach_add(sizes, _each(lambda n: rule.eps * root_of(n), batch)))
-    signs = list(torch._foreach_sign(vs)) if flags.active_only else []
-    if signs:  # eta, or eta r, in which the roots cancel
-        xs = list(torch._foreach_div(sizes if flags.of_step else signs, xs))
+    unit = max(1.0, rule.eps) if flags.of_step else 1.0  # as in Delayed.sums
+    if unit != 1:
+        torch._foreach_div_(xs, unit)
+    if flags.of_step:  # eta r, in which the roots cancel
+        xs = list(torch._foreach_div(sizes, xs))
+    elif flags.active_only:
+        xs = list(torch._foreach_div(torch._foreach_sign(vs), xs))
     else:
         torch._foreach_reciprocal_(xs)
     known = _column(_each(lambda n: indicator(n > 0, n), batch) if flags.bias_correction else 1.0)
     roots = _column(1.0 if flags.of_step else _each(root_of, batch))
-    totals = (torch.stack(torch._foreach_norm(xs, flags.norm, dtype=torch.float64)) * roots) ** flags.norm * known
-    if signs:
-        counts: Sequence[Scalar] = (torch.stack(torch._foreach_norm(signs, 1, dtype=torch.float64)) * known).unbind()
+    totals = _power_sums(xs, flags.norm) * (roots / unit) ** flags.norm * known
+    if flags.active_only:
+        counts: Sequence[Scalar] = (_counts(vs) * known).unbind()
     else:  # no copy to the device: a CUDA graph may be recorded
         each = known.unbind() if isinstance(known, Tensor) else [known] * len(vs)
         counts = [v.numel() * n for v, n in zip(vs, each, strict=True)]
     return list(zip(totals.unbind(), counts, strict=True))
+
+
+# On a CPU a norm adds up in sequence, in float64 after a copy; a sum does not, and needs no more digits.
+
+
+def _power_sums(xs: list[Tensor], norm: int) -> Tensor:
+    """Return the sum of ``x^norm`` for each ``x >= 0``; ``xs`` are used up."""
+    if xs[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(xs, norm, dtype=torch.float64)) ** norm
+    if norm == 2:
+        torch._foreach_mul_(xs, xs)
+    return torch.stack([x.sum() for x in xs]).double()
+
+
+def _counts(vs: list[Tensor]) -> Tensor:
+    """Return how many elements of each ``v`` are not 0."""
+    if vs[0].device.type != "cpu":
+        return torch.stack(torch._foreach_norm(torch._foreach_sign(vs), 1, dtype=torch.float64))
+    return torch.stack([torch.count_nonzero(v) for v in vs]).double()
 
 
 def _column(values: Any) -> Any:
@@ -159,8 +179,7 @@ def _delayed_step(batch: list[_Piece], rule: Delayed, gamma: Scalar, grad_scale:
     sizes = list(torch._foreach_sqrt(vs))
     if flags.of_step:
         gs = _bounded(gs, sizes, batch, rule)
-    torch._foreach_mul_(ms, rule.beta1)
-    torch._foreach_add_(ms, gs, alpha=1 - rule.beta1)
+    torch._foreach_lerp_(ms, gs, 1 - rule.beta1)
     if not flags.bias_correction or isinstance(batch[0].seen, Tensor) or batch[0].seen > 0:
         _move(ws, ms, vs, sizes, batch, rule, gamma)
     torch._foreach_mul_(vs, rule.beta2)
@@ -193,7 +212,7 @@ def _move(
     if (c := rule.clip_update) is not None:
         ms = _clamped(ms, list(torch._foreach_mul(sizes, _each(lambda n: c * correction_of(n) / root_of(n), batch))))
     torch._foreach_add_(sizes, _each(lambda n: rule.eps * root_of(n), batch))
-    if flags.active_only:
+    if flags.active_only and not flags.clips:  # a clamp has made the momentum 0 already
         torch._foreach_div_(sizes, list(torch._foreach_sign(vs)))  # infinite, so that the rate is 0
     torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * root_of(n) / correction_of(n), batch))
     torch._foreach_addcdiv_(ws, ms, sizes, value=-1)

@@ -16,11 +16,17 @@ if TYPE_CHECKING:
 __all__ = ["Backend", "Loop"]
 
 BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
+CPU_BLOCK = 2**20  # on a CPU: temporaries stay in its caches
+
+
+def block_size(device: torch.device) -> int:
+    """Return how many coordinates are taken at a time on a device."""
+    return min(BLOCK, CPU_BLOCK) if device.type == "cpu" else BLOCK
 
 
 def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
-    """Return views that cover ``x``, none much larger than ``size``, by default ``BLOCK``."""
-    size = size or BLOCK
+    """Return views that cover ``x``, none much larger than ``size``, by default that of its device."""
+    size = size or block_size(x.device)
     if x.numel() <= size:
         return (x,)
     longest = max(range(x.dim()), key=lambda dim: x.shape[dim])
