@@ -57,11 +57,6 @@ class Cifar64(Cifar):
     dtype: torch.dtype = field(default=torch.float64, metadata={"of": "run"})
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("AVAGRAD_CACHE_DIR", str(tmp_path / "cache"))
-
-
 @pytest.fixture
 def images(tmp_path: Path) -> str:
     """A few images that can be told apart, as CIFAR's binary files."""

@@ -26,12 +26,6 @@ from avagrad.lab.tasks.images import Images, download_cifar, read_images
 Data = dict[str, tuple[Any, Any]]
 
 
-@pytest.fixture(autouse=True)
-def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    monkeypatch.setenv("AVAGRAD_CACHE_DIR", str(tmp_path / "cache"))
-    return tmp_path / "cache"
-
-
 # --- the models ---
 
 
@@ -487,7 +481,7 @@ def test_changed_data_are_read_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text", "npy", "folder"])
-def test_a_broken_keeping_is_ignored_and_made_again(tmp_path: Path, cache: Path, damage: str) -> None:
+def test_a_broken_keeping_is_ignored_and_made_again(tmp_path: Path, damage: str) -> None:
     data = make(10)
     write_binary(tmp_path, data, 10)
     read_images(tmp_path)
@@ -510,25 +504,11 @@ def test_a_broken_keeping_is_ignored_and_made_again(tmp_path: Path, cache: Path,
             }[damage]
         )
     assert_same(read_images(tmp_path), data)
-    if damage == "folder":  # it cannot be put there: it is in the cache
-        assert [path.suffix for path in cache.iterdir()] == [".npz"]
+    if damage == "folder":  # it cannot be put there
+        assert not list(place.iterdir())
+        assert not list(tmp_path.glob(".cifar*"))
     else:
         assert place.read_bytes() == whole
-        assert not cache.exists()
-
-
-def test_where_nothing_can_be_written_it_still_reads(
-    tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    data = make(10)
-    write_binary(tmp_path, data, 10)
-    (tmp_path / "cifar-10.avagrad.npz").mkdir()
-    cache.write_text("a file, not a folder")
-    assert_same(read_images(tmp_path), data)
-    cache.unlink()
-    assert_same(read_images(tmp_path), data)
-    monkeypatch.setattr(images, "_read", refuse)
-    assert_same(read_images(tmp_path), data)  # from the cache
 
 
 # --- fetching ---

@@ -1,8 +1,9 @@
 """Reading CIFAR-10 and CIFAR-100: the official files in both forms, or a file for each image, packed or unpacked.
 
-What has been read is kept as arrays, beside the data or in the cache, so the next time takes a moment.
+What has been read is kept as arrays beside the data, where these may be written to, so the next time takes a moment.
 """
 
+import contextlib
 import hashlib
 import http.client
 import io
@@ -458,27 +459,22 @@ def _key(path: Path, files: list[Path]) -> str:
     return total.hexdigest()
 
 
-def _places(path: Path, classes: int) -> list[Path]:
-    """Return where arrays may be kept: beside the data, else in the cache."""
+def _place(path: Path, classes: int) -> Path:
+    """Return where arrays are kept: beside the data."""
     name = f"cifar-{classes}.avagrad.npz"
-    cache = os.environ.get("AVAGRAD_CACHE_DIR") or Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "avagrad"
-    mark = hashlib.sha256(str(path.resolve()).encode()).hexdigest()[:16]
-    beside = path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
-    return [beside, Path(os.path.expanduser(cache)) / f"{mark}.{name}"]
+    return path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
 
 
 def _kept(path: Path, classes: int, key: str) -> Images | None:
-    for place in _places(path, classes):
-        try:
-            with place.open("rb") as file, numpy.load(file, allow_pickle=False) as kept:
-                if str(kept["key"]) != key:
-                    continue
-                parts = [(kept[f"{part}_pixels"], kept[f"{part}_labels"]) for part in ("train", "test")]
-                names, remarks = (tuple(map(str, kept[name])) for name in ("names", "remarks"))
-        except Exception:  # not there, or broken in whichever way: it is made again
-            continue
-        return Images(parts[0], parts[1], names, remarks)
-    return None
+    try:
+        with _place(path, classes).open("rb") as file, numpy.load(file, allow_pickle=False) as kept:
+            if str(kept["key"]) != key:
+                return None
+            parts = [(kept[f"{part}_pixels"], kept[f"{part}_labels"]) for part in ("train", "test")]
+            names, remarks = (tuple(map(str, kept[name])) for name in ("names", "remarks"))
+    except Exception:  # not there, or broken in whichever way: it is made again
+        return None
+    return Images(parts[0], parts[1], names, remarks)
 
 
 def _keep(path: Path, classes: int, key: str, images: Images) -> Images:
@@ -486,19 +482,16 @@ def _keep(path: Path, classes: int, key: str, images: Images) -> Images:
     arrays["remarks"] = numpy.array(images.remarks, str)
     for part, (pixels, labels) in (("train", images.train), ("test", images.test)):
         arrays |= {f"{part}_pixels": pixels, f"{part}_labels": labels}
-    for place in _places(path, classes):
-        scratch = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    place = _place(path, classes)
+    scratch = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
+    # Where nothing may be written, or there is no space, the data are read anew the next time.
+    with contextlib.suppress(OSError):
         try:
-            place.parent.mkdir(parents=True, exist_ok=True)
-            try:
-                with scratch.open("xb") as file:
-                    numpy.savez(file, **arrays)
-                scratch.replace(place)  # at once: other runs may be reading, or keeping the same
-            finally:
-                scratch.unlink(missing_ok=True)
-        except OSError:
-            continue  # may not write there, or no space: the data will be read anew
-        break
+            with scratch.open("xb") as file:
+                numpy.savez(file, **arrays)
+            scratch.replace(place)  # at once: other runs may be reading, or keeping the same
+        finally:
+            scratch.unlink(missing_ok=True)
     return images
 
 
