@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from avagrad.optim import no_decay_groups, rules
+from avagrad.optim.rules import bias_correction_of
 
 STEPS, BETA1, BETA2, DECAY = 300, 0.9, 0.999, 5e-4
 
@@ -45,7 +46,7 @@ def gamma_of(vs: list[Tensor], past: float, corrected_for: float, eps: float) ->
     """Return gamma over the given second moments, corrected as if they had seen ``corrected_for`` gradients."""
     if past == 0 and corrected_for == 0:
         return 1.0
-    etas = [1 / ((v / rules.bias_correction_of(BETA2, corrected_for)).sqrt() + eps) for v in vs]
+    etas = [1 / ((v / bias_correction_of(BETA2, corrected_for)).sqrt() + eps) for v in vs]
     total = torch.stack([(eta.double() ** 2).sum() for eta in etas]).sum()
     return rules.scale(total, sum(v.numel() for v in vs)).item()
 
@@ -70,7 +71,7 @@ def train(variant: str, lr: float, eps: float, seed: int) -> tuple[float, list[l
         older = [v.clone() for v in vs]
         for i, (p, g) in enumerate(zip(params, grads, strict=True)):
             in_first = i < n
-            eta = rules.rates(vs[i], t - 1, beta2=BETA2, eps=eps)
+            eta = rules.rates(rules.gradient_sizes(vs[i], t - 1, beta2=BETA2), t - 1, eps=eps)
             hyper: dict[str, Any] = {
                 "lr": lr,
                 "beta1": BETA1,

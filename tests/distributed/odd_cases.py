@@ -14,6 +14,7 @@ from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 from training import PATHS, mesh
 from wrapping import message_of
 
+import avagrad
 from avagrad import AvaGrad
 
 SHAPES = ((5, 3), (4,))
@@ -52,6 +53,21 @@ def trained_after_a_swap(path: str, spread: bool) -> Found:
         ]
         opt.param_groups[0]["params"] = params
     return trained(opt, params)
+
+
+def diagnosed(name: str, spread: bool) -> dict[str, float]:
+    """Return the diagnostics of a sharded and a replicated parameter, in two groups, after some steps."""
+    params: list[Any] = [nn.Parameter(x) for x in values(0)]
+    if spread:
+        here = mesh(dist.get_world_size())
+        placements = (Shard(0), Replicate())
+        params = [
+            nn.Parameter(distribute_tensor(p.detach(), here, [placement]))
+            for p, placement in zip(params, placements, strict=True)
+        ]
+    opt = getattr(avagrad, name)([{"params": params[:1]}, {"params": params[1:], "lr": 0.2}], lr=0.3, eps=1e-3)
+    trained(opt, params)
+    return opt.diagnostics()  # type: ignore[no-any-return]
 
 
 def gammas_where_one_rank_is_asked(asks: bool) -> list[float]:

@@ -13,6 +13,7 @@ from comparison import NORMALISED, Pools, all_reduces, assert_same
 from odd_cases import (
     autograd_notices,
     copies_go_on_when_they_have_their_group,
+    diagnosed,
     first_steps_with_lr_zero,
     gammas_where_one_rank_is_asked,
     gammas_with_a_late_group,
@@ -162,6 +163,14 @@ def test_parameters_that_are_put_into_the_groups_later_are_seen(ranks: Pools, pa
     for got, found in ranks(2).run(trained_after_a_swap, path, True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
         assert found == pytest.approx(gammas, rel=1e-10)
+
+
+@pytest.mark.parametrize("n", [2, 4])
+@pytest.mark.parametrize("name", DELAYED)
+def test_diagnostics_are_of_the_whole_model(ranks: Pools, name: str, n: int) -> None:
+    want = diagnosed(name, False)
+    for found in ranks(n).run(diagnosed, name, True):
+        assert found == pytest.approx(want, rel=1e-6)
 
 
 def test_a_rank_that_is_asked_for_its_state_alone_does_not_step_alone(ranks: Pools) -> None:

@@ -360,7 +360,7 @@ def test_diagnostics_of_a_clamp() -> None:
 def test_diagnostics_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
     for size in (2**20, 7):
-        monkeypatch.setattr("avagrad.optim.diagnostics.SIZE", size)
+        monkeypatch.setattr("avagrad.optim.diagnostics.CPU_SIZE", size)
         w = torch.nn.Parameter(torch.zeros(6, 9).t())
         opt = AvaStep([w])
         for t in range(3):

@@ -38,7 +38,8 @@ def unrolled(name: str, w: Tensor, gs: list[Tensor], lr: Tensor, tensor_t: bool 
         t: Any = torch.tensor(n + 1.0, dtype=torch.float64) if tensor_t else n + 1
         if name in DELAYED:
             forms = {key: group.get(key, True) for key in ("bias_correction", "active_only")}
-            eta = rules.rates(v, t - 1, beta2=hyper["beta2"], eps=group["eps"], **forms)
+            r = rules.gradient_sizes(v, t - 1, beta2=hyper["beta2"], bias_correction=forms["bias_correction"])
+            eta = rules.rates(r, t - 1, eps=group["eps"], **forms)
             gamma: Any = 1.0
             clips = rules.Clips()
             if name == "AvaStep":

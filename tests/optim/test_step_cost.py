@@ -112,6 +112,21 @@ def test_foreach_makes_no_second_copy_of_the_parameters(
     assert memory.peak <= 8 * 4 * block  # temporaries of some blocks, however many blocks the parameters have
 
 
+@pytest.mark.parametrize("name", ["AvaGrad", "AvaStep"])
+def test_diagnostics_take_little_memory(name: str) -> None:
+    """However many parameters there are: 64 MB are less than a copy of these."""
+    w = torch.nn.Parameter(torch.zeros(2**25))
+    opt = optimizer_class(name)([w])
+    for _ in range(2):
+        w.grad = torch.ones_like(w)
+        opt.step()
+    w.grad = None
+    gc.collect()
+    with LiveBytes() as memory:
+        opt.diagnostics()
+    assert 2**22 <= memory.peak <= 64 * 10**6
+
+
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     one, two = parameters(torch.float64), parameters(torch.float64)
     whole = AvaGrad(one, weight_decay=0.1, active_only=True, foreach=True)

@@ -191,14 +191,13 @@ class StackedOptimizer:
     def _delayed_mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any], common: dict[str, Any]) -> Any:
         of_step = "norm_of" in hyper  # AvaStep, in which what these two say is always so
         forms = {name: hyper.get(name, True) for name in ("bias_correction", "active_only")}
-        etas = [rates(kept[1], t - 1, beta2=common["beta2"], eps=hyper["eps"], **forms) for kept in state]
-        sizes: list[Tensor | None] = [None] * len(etas)
-        if of_step or hyper["clip_update"] is not None:
-            sizes = [gradient_sizes(kept[1], t - 1, beta2=common["beta2"]) for kept in state]
+        corrected = {"beta2": common["beta2"], "bias_correction": forms["bias_correction"]}
+        sizes = [gradient_sizes(kept[1], t - 1, **corrected) for kept in state]
+        etas = [rates(r, t - 1, eps=hyper["eps"], **forms) for r in sizes]
         gamma: Scalar = 1.0
         if self.normalised and of_step:
             unit = hyper["eps"].clamp(min=1.0)  # as in rules.Delayed.sums
-            terms = [eta * unit * r for eta, r in zip(etas, sizes, strict=True) if r is not None]
+            terms = [eta * unit * r for eta, r in zip(etas, sizes, strict=True)]
             gamma = self._gamma(terms, state, forms["active_only"], unit)
         elif self.normalised:
             gamma = self._gamma(etas, state, forms["active_only"])

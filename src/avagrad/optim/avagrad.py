@@ -111,8 +111,9 @@ class DelayedOptimizer(RuleOptimizer):
         self.refresh()
 
     def _sharding(self) -> Sharding | None:
-        if not self._normalised:  # there is nothing to sum
-            return None
+        return self._spread() if self._normalised else None  # or there is nothing to sum
+
+    def _spread(self) -> Sharding | None:
         params = [p for group in self.param_groups for p in group["params"]]
         return sharding_of(type(self).__name__, params, self._process_group)
 
@@ -157,8 +158,8 @@ class DelayedOptimizer(RuleOptimizer):
           noise that the momentum averages out;
         - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would hold back.
 
-        Unlike a step, this goes over the whole state and reads from the device. Where parameters are spread over ranks,
-        all ranks call this together; all but ``gamma`` is then of this rank's part.
+        Unlike a step, this goes over the whole state and reads from the device; it takes a few steps' time and at most
+        64 MB. Where parameters are spread over ranks, it is of the whole model, and all ranks call this together.
 
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
@@ -172,7 +173,7 @@ class DelayedOptimizer(RuleOptimizer):
         gamma = 1.0
         if self._normalised:
             gamma = rules[0].gamma(next(iter(Norm().totals(params, rules).values()))).item()
-        return diagnostics(params, rules, gamma)
+        return diagnostics(params, rules, gamma, self._spread())
 
 
 class DelayedAdam(DelayedOptimizer):

@@ -1,48 +1,45 @@
-"""Numbers about the next step, for logging. One pass over the state, a block at a time."""
+"""Numbers about the next step, for logging. One pass over the state, a block at a time.
 
+Everything is a sum over coordinates: histograms and a few numbers, in one row of a table for each set of ranks that
+add it up (:mod:`avagrad.optim.sharding`). So the numbers are of the whole model, however it is spread.
+"""
+
+import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
 
 from avagrad.optim.backends.loop import blocks
-from avagrad.optim.params import Params
+from avagrad.optim.params import Params, ParamView
 from avagrad.optim.rules import Delayed
+from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
 
-SIZE = 2**20  # coordinates taken at a time: bounds the memory
+SIZE, CPU_SIZE = 2**20, 2**19  # coordinates taken at a time: bounds the memory; on a CPU, to stay in its caches
 _BINS = 2**15  # of the positive float32 numbers, by their first 15 bits: a bin is 0.8 % wide
+_NUMBERS = 6
 
 
-def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float) -> dict[str, float]:
+def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float, sharding: Sharding | None) -> dict[str, float]:
     """Return the numbers that :meth:`DelayedOptimizer.diagnostics` describes."""
-    rates: dict[float, Tensor] = {}  # for each lr how many eta are in each bin
-    normalised = torch.zeros(_BINS, dtype=torch.float64, device="cpu")  # the same of what gamma normalises
-    inactive = known = counted = clipped = 0
-    predicted = real = 0.0
-    for view in params.views:
-        rule, step = rules[view.group], view.step.item()
-        lr = float(rule.lr)
-        for m, v in zip(*(blocks(x, SIZE) for x in view.state), strict=True):
-            eta, r = rule.rates(v, step), rule.sizes(v, step)
-            counts = _counts(eta)
-            rates[lr] = rates.get(lr, 0) + counts
-            normalised += _counts(eta * r) if rule.flags.of_step else counts
-            counted += int((eta != 0).sum())
-            if step:
-                inactive += int((v == 0).sum())
-                known += v.numel()
-                m_hat, kept = rule.momentum(m, v, step)
-                clipped += int((kept != m_hat).sum())
-                predicted += (lr * gamma) ** 2 * (eta * r).double().square().sum().item()
-                real += (lr * gamma) ** 2 * (eta * kept).double().square().sum().item()
-    values = torch.cat([_VALUES * lr * gamma for lr in rates] or [_VALUES])
-    numbers = torch.cat([*rates.values()] or [torch.zeros(_BINS, dtype=torch.float64, device="cpu")])
-    order = values[numbers > 0].argsort()
-    values, numbers = values[numbers > 0][order], numbers[numbers > 0][order]
-    median = int((numbers.cumsum(0) < (numbers.sum() + 1) // 2).sum()) if len(values) else 0
+    groups = 0 if sharding is None else len(sharding.groups)
+    table = torch.zeros(1 + groups, 2 * _BINS + _NUMBERS, dtype=torch.float64, device="cpu")
+
+    def kind_of(view: ParamView) -> tuple[int | None, int, float, torch.device]:
+        row = 0 if sharding is None else sharding.row_of(view.param)
+        return row, view.group, view.step.item(), view.w.device
+
+    for (row, group, step, device), views in itertools.groupby(params.views, kind_of):
+        if row is not None:
+            table[row] += _sums(views, rules[group], step, device)
+    total = table.sum(0) if sharding is None else sharding.add_up(table)
+    rates, normalised, numbers = torch.split(total, [_BINS, _BINS, _NUMBERS])
+    inactive, known, counted, clipped, predicted, real = numbers.tolist()
+    values, many = _VALUES[rates > 0] * gamma, rates[rates > 0]
+    median = int((many.cumsum(0) < (many.sum() + 1) // 2).sum())
     none = not len(values)
     return {
         "gamma": gamma,
@@ -51,18 +48,45 @@ def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float) -> dict[
         "rate_max": 0.0 if none else values[-1].item(),
         "norm_share_of_top_1_percent": _share_of_top(normalised, rules[0].flags.norm or 2),
         "inactive_share": inactive / known if known else 0.0,
-        "step_rms_predicted": math.sqrt(predicted / counted) if counted else 0.0,
-        "step_rms": math.sqrt(real / counted) if counted else 0.0,
+        "step_rms_predicted": gamma * math.sqrt(predicted / counted) if counted else 0.0,
+        "step_rms": gamma * math.sqrt(real / counted) if counted else 0.0,
         "clipped_share": clipped / counted if counted else 0.0,
     }
 
 
-def _counts(x: Tensor) -> Tensor:
-    """Return how many elements lie in each bin; 0 in none."""
-    bins = (x.float().contiguous().view(torch.int32).flatten() >> 16) & (_BINS - 1)  # a NaN may have a sign
-    counts = torch.bincount(bins, minlength=_BINS).to(device="cpu", dtype=torch.float64)
-    counts[0] = 0
-    return counts
+def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.device) -> Tensor:
+    """Return the histograms of lr eta and of what gamma normalises, and the numbers; gamma is left out."""
+    sizes = torch.zeros(_BINS, dtype=torch.int64, device=device)
+    numbers = torch.zeros(_NUMBERS, dtype=torch.float64, device=device)
+    for view in views:
+        for m, v in zip(*(blocks(x, CPU_SIZE if device.type == "cpu" else SIZE) for x in view.state), strict=True):
+            r = rule.sizes(v, step)
+            eta = rule.rates(r, step)
+            sizes += torch.bincount(_bins(r), minlength=_BINS)
+            if step:
+                m_hat, kept = rule.momentum(m, r, step)
+                numbers[3] += 0 if kept is m_hat else torch.count_nonzero(kept - m_hat)
+                for i, move in ((4, eta * r), (5, eta * kept)):
+                    numbers[i] += torch.dot(move.flatten(), move.flatten())
+    # Each bin goes as a whole to where the rule takes its middle.
+    many, middle, lr = sizes.to(device="cpu", dtype=torch.float64), _VALUES.clone(), float(rule.lr)
+    middle[0] = 0.0
+    eta = rule.rates(middle, step)
+    histograms = torch.zeros(2, _BINS, dtype=torch.float64, device="cpu")
+    for histogram, x in zip(histograms, (lr * eta, eta * middle if rule.flags.of_step else eta), strict=True):
+        histogram.index_add_(0, _bins(x).long(), many)
+        histogram[0] = 0
+    numbers = numbers.to("cpu")
+    numbers[4:] *= lr * lr
+    numbers[2] = many[eta != 0].sum()
+    if step:
+        numbers[0], numbers[1] = many[0], many.sum()
+    return torch.cat([*histograms, numbers])
+
+
+def _bins(x: Tensor) -> Tensor:
+    """Return for each element the number of its bin; 0 is in bin 0."""
+    return (x.float().contiguous().view(torch.int32).flatten() >> 16) & (_BINS - 1)  # a NaN may have a sign
 
 
 # The middle of each bin.

@@ -114,11 +114,8 @@ class _AllReduce:
     """The sums of all ranks, under way or there."""
 
     def __init__(self, sharding: Sharding, table: Tensor, key: list[Any]) -> None:
-        import torch.distributed as dist
-
         self.key, self._table = key, table
-        pairs = zip(table[1:], sharding.groups, strict=True)
-        self._works = [dist.all_reduce(row, group=group, async_op=True) for row, group in pairs]
+        self._works = sharding.all_reduce(table)
         weakref.finalize(self, _await_end, self._works)
 
     def wait(self) -> Tensor:

@@ -3,7 +3,7 @@
 AvaGrad ("Domain-independent Dominance of Adaptive Methods", Algorithm 2), line by line::
 
     line 5   m_t   = beta1 m_{t-1} + (1 - beta1) g_t
-    line 6   eta_t = 1 / (sqrt(v_{t-1}) + epsilon)                       rates()
+    line 6   eta_t = 1 / (sqrt(v_{t-1}) + epsilon)                       gradient_sizes(), rates()
     line 7   w_t+1 = w_t - alpha (eta_t / ||eta_t / sqrt(d)||_2) m_t     scale() is 1 / ||eta_t / sqrt(d)||
     line 8   v_t   = beta2 v_{t-1} + (1 - beta2) g_t^2
 
@@ -14,7 +14,7 @@ takes no more of the momentum than a multiple of ``r_t``. All together, for a mo
 >>> w, m, v = torch.tensor([1.0, -2.0]), torch.zeros(2), torch.zeros(2)
 >>> for t in (1, 2, 3):
 ...     g = 2 * w  # the gradient of |w|^2
-...     eta = rates(v, t - 1, beta2=0.999, eps=0.1)
+...     eta = rates(gradient_sizes(v, t - 1, beta2=0.999), t - 1, eps=0.1)
 ...     gamma = scale((eta**2).sum(), d=2)
 ...     w, m, v = delayed_step(w, g, m, v, t, eta, gamma, lr=0.1, beta1=0.9, beta2=0.999)
 >>> w
@@ -35,17 +35,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 import torch
 from torch import Tensor
 
-__all__ = [
-    "Clips",
-    "Delayed",
-    "Scalar",
-    "bias_correction_of",
-    "delayed_step",
-    "gradient_sizes",
-    "power_sum",
-    "rates",
-    "scale",
-]
+__all__ = ["Clips", "Delayed", "delayed_step", "gradient_sizes", "power_sum", "rates", "scale"]
 
 Scalar: TypeAlias = float | Tensor
 LARGEST = 1e18  # no gradient is larger for AvaStep: its square, and all that comes of it, is finite in float32
@@ -63,30 +53,23 @@ def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: b
     >>> gradient_sizes(torch.tensor([0.0, 4.5]), 1, beta2=0.5)
     tensor([0., 3.])
     """
-    if not bias_correction:
-        return sqrt(v)
-    at_least_one = step + (1 - indicator(step > 0, step))  # at step 0 the quotient is 0/0, and not used
-    return sqrt(v / bias_correction_of(beta2, at_least_one))
+    return sqrt(v / correction_of(beta2, step)) if bias_correction else sqrt(v)
 
 
-def rates(
-    v: Tensor, step: Scalar, *, beta2: Scalar, eps: Scalar, bias_correction: bool = True, active_only: bool = False
-) -> Tensor:
-    """Return ``eta_t``, the per-coordinate rates, from the past alone (line 6): this is the delay.
+def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True, active_only: bool = False) -> Tensor:
+    """Return ``eta_t``, the per-coordinate rates, from :func:`gradient_sizes` alone (line 6): this is the delay.
 
     With bias correction and no gradient seen there is no estimate yet: the rates are 0.
 
-    >>> rates(torch.tensor([0.0, 9.0]), 1, beta2=0.0, eps=1.0)
+    >>> rates(torch.tensor([0.0, 3.0]), 1, eps=1.0)
     tensor([1.0000, 0.2500])
-    >>> rates(torch.tensor([0.0, 9.0]), 1, beta2=0.0, eps=1.0, active_only=True)
+    >>> rates(torch.tensor([0.0, 3.0]), 1, eps=1.0, active_only=True)
     tensor([0.0000, 0.2500])
     """
-    eta = 1 / (gradient_sizes(v, step, beta2=beta2, bias_correction=bias_correction) + eps)
+    eta = 1 / (r + eps)
     if bias_correction and (known := step > 0) is not True:
-        eta = where(known, eta, torch.zeros_like(v))
-    if active_only:  # v exactly zero: this coordinate has never seen a gradient
-        eta = torch.where(v == 0, 0.0, eta)
-    return eta
+        eta = where(known, eta, torch.zeros_like(r))
+    return eta * torch.sign(r) if active_only else eta  # r exactly zero: it has never seen a gradient
 
 
 def power_sum(
@@ -101,7 +84,7 @@ def power_sum(
     >>> power_sum(torch.tensor([0.0, 0.25]), v, 1, norm=1, bias_correction=True, active_only=True)
     (tensor(0.2500), tensor(1.))
     """
-    d: Scalar = (v != 0).sum() if active_only else v.numel()
+    d: Scalar = torch.count_nonzero(v) if active_only else v.numel()
     if bias_correction:
         d = d * indicator(step > 0, step)
     return (eta * eta if norm == 2 else eta).sum(), d
@@ -313,24 +296,28 @@ class Delayed(Rule):
         """Return the usual sizes of gradients; see :func:`gradient_sizes`."""
         return gradient_sizes(v, step, beta2=self.beta2, bias_correction=self.flags.bias_correction)
 
-    def rates(self, v: Tensor, step: Scalar) -> Tensor:
+    def rates(self, r: Tensor, step: Scalar) -> Tensor:
         """Return the rates; see :func:`rates`."""
-        bias_correction, active_only = self.flags.bias_correction, self.flags.active_only
-        return rates(v, step, beta2=self.beta2, eps=self.eps, bias_correction=bias_correction, active_only=active_only)
+        corrected, active_only = self.flags.bias_correction, self.flags.active_only
+        return rates(r, step, eps=self.eps, bias_correction=corrected, active_only=active_only)
 
     def sums(self, v: Tensor, step: Scalar) -> tuple[Tensor, Scalar]:
         """Return the sum of the powers of what gamma normalises, and how many count; see :func:`power_sum`."""
-        f, eta = self.flags, self.rates(v, step)
+        f, r = self.flags, self.sizes(v, step)
         # eta r is about r / eps where eps is large, and its square may be 0 in float32.
         unit = max(1.0, self.eps) if f.of_step else 1.0
-        x = eta * unit * self.sizes(v, step) if f.of_step else eta
+        x = unit * r * self.rates(r, step) if f.of_step else self.rates(r, step)
         total, d = power_sum(x, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
         return total.to(scalar_dtype(v.device)) / unit**f.norm, d
 
-    def momentum(self, m: Tensor, v: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
+    def root(self, step: Scalar) -> Scalar:
+        """Return the root of the bias correction of ``v``."""
+        return correction_of(self.beta2, step) ** 0.5 if self.flags.bias_correction else 1.0
+
+    def momentum(self, m: Tensor, r: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
         """Return the momentum after ``step`` gradients as a step would use it, before and after the clamp."""
         m_hat = m / bias_correction_of(self.beta1, step) if self.flags.bias_correction else m
-        return m_hat, Clips(self.sizes(v, step), self.clip_update).momentum(m_hat)
+        return m_hat, Clips(r, self.clip_update).momentum(m_hat)
 
     def gamma(self, total: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
@@ -343,9 +330,9 @@ class Delayed(Rule):
         (m, v), f = state, self.flags
         numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
         forms = {key: getattr(f, key) for key in ("decoupled", "bias_correction", "active_only", "maximize")}
-        r = self.sizes(v, step) if f.clips or f.clips_moment else None
+        r = self.sizes(v, step)
         clips = Clips(r, self.clip_update, self.clip_moment, LARGEST if f.of_step else None)
-        return delayed_step(w, g, m, v, step + 1, self.rates(v, step), gamma, clips=clips, **numbers, **forms)  # type: ignore[arg-type]
+        return delayed_step(w, g, m, v, step + 1, self.rates(r, step), gamma, clips=clips, **numbers, **forms)  # type: ignore[arg-type]
 
 
 # --- arithmetic that numbers and tensors share ---------------------------------------------------
@@ -365,6 +352,11 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
         # beta - 1 survives float32, beta does not; and torch.compile keeps it symbolic where beta changes.
         return -torch.expm1(t * torch.log1p(torch.full_like(t, beta - 1)))
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
+
+
+def correction_of(beta2: Scalar, step: Scalar) -> Scalar:
+    """Return the bias correction of ``v`` after ``step`` gradients; before the first it is not used, and not 0."""
+    return bias_correction_of(beta2, step + (1 - indicator(step > 0, step)))
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:

@@ -79,6 +79,20 @@ class Sharding:
         """Return the row in which this rank counts a parameter; None where another one does."""
         return self._rows[id(p)]
 
+    def all_reduce(self, table: Tensor) -> list[Any]:
+        """Begin to add up each row of a table but the first over its group; return what to wait for."""
+        import torch.distributed as dist
+
+        pairs = zip(table[1:], self.groups, strict=True)
+        return [dist.all_reduce(row, group=group, async_op=True) for row, group in pairs]
+
+    def add_up(self, table: Tensor) -> Tensor:
+        """Return the sum over everything of a table on the CPU. All ranks call this together."""
+        table = table.to(self.device)
+        for work in self.all_reduce(table):
+            work.wait()
+        return table.to("cpu").sum(0)
+
 
 def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sharding | None:
     """Return how parameters are spread over ranks; None where they are not. Refuse what cannot be summed."""

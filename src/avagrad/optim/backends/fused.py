@@ -27,7 +27,6 @@ _HALF = (torch.bfloat16, torch.float16)
 _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
 # Coordinates and warps for each program of Triton's: shorter blocks are faster, but have larger tables.
 BLOCK, WARPS = 1024, 4
-LARGE, LARGE_BLOCK, LARGE_WARPS = 2**28, 2048, 8
 CPU_BLOCK = 16384
 NO_NATIVE = (
     "avagrad was built without its native code for CPUs; install it from a wheel, or where there are a C compiler and "
@@ -129,14 +128,14 @@ _Kind: TypeAlias = tuple[torch.device, torch.dtype, Flags, str]  # device, dtype
 class Launch:
     """The tables of the tensors of one kind, which one launch moves."""
 
-    def __init__(self, kind: _Kind, views: Sequence["ParamView"], size: int) -> None:
+    def __init__(self, kind: _Kind, views: Sequence["ParamView"]) -> None:
         device, self.dtype, self.flags, self.rounding = kind
         self.device = device
         if _on_triton(device):
             from avagrad.optim.backends import triton  # imports Triton: left to the first fused step
 
             self.kernels: Any = triton
-            self.block, self.warps = (BLOCK, WARPS) if size < LARGE else (LARGE_BLOCK, LARGE_WARPS)
+            self.block, self.warps = BLOCK, WARPS
         else:
             self.kernels, self.block, self.warps = native, CPU_BLOCK, 0
         rows: list[tuple[int, ...]] = []
@@ -166,12 +165,11 @@ class Fused(Backend):
 
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         super().__init__(views)
-        size = sum(view.w.numel() for view in views)
         kinds: dict[_Kind, list[int]] = {}
         for i, view in enumerate(views):
             kinds.setdefault((view.w.device, view.w.dtype, rules[view.group].flags, view.rounding), []).append(i)
         # Each launch with the indices of its views.
-        self._launches = [(Launch(kind, [views[i] for i in its], size), its) for kind, its in kinds.items()]
+        self._launches = [(Launch(kind, [views[i] for i in its]), its) for kind, its in kinds.items()]
         self._rows = {i: (launch, row) for launch, its in self._launches for row, i in enumerate(its)}
         self._sums: dict[torch.device, Tensor] = {}
         self._numbers: dict[torch.device, Tensor] = {}

@@ -1,6 +1,6 @@
 """What a backend is, and the readable one: the functions of :mod:`avagrad.optim.rules`, one parameter after another."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -97,18 +97,18 @@ class Loop(Backend):
 
     def move(self, grads: Sequence[Tensor | None], step: "Step") -> list[Tensor]:
         """Move every parameter that has a gradient, one after the other."""
-        moving = [(view, g) for view, g in zip(self.views, grads, strict=True) if g is not None]
+        moving = {i: g for i, g in enumerate(grads) if g is not None}
         self._move_all(moving, step)
-        return [view.param for view, _ in moving if view.w is not view.param]
+        return [view.param for view in map(self.views.__getitem__, moving) if view.w is not view.param]
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move the parameter of one view."""
-        self._move_all([(self.views[i], g)], step)
+        self._move_all({i: g}, step)
         return True
 
-    def _move_all(self, moving: Sequence[tuple["ParamView", Tensor]], step: "Step") -> None:
-        for view, g in moving:
-            self._move(view, g, step)
+    def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
+        for i, g in grads.items():
+            self._move(self.views[i], g, step)
 
     def _move(self, view: "ParamView", g: Tensor, step: "Step") -> None:
         device, count = view.w.device, view.step_value()
