@@ -129,9 +129,20 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AvaGrad", "AvaGradW"])
-def test_the_table_of_penn_treebank_is_what_the_records_say(name: str) -> None:
-    result = json.loads((ROOT / "results" / "penn-treebank" / name.lower() / "result.json").read_text())
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("SGD", "sgd"),
+        ("Adam", "adam"),
+        ("AvaGrad", "avagrad"),
+        ("AvaGradW", "avagradw"),
+        ("AvaStep with Adam's lr and eps", "avastep"),
+        ("AvaStep", "avastep-lr-0.005"),
+        ("AvaStep with a larger eps", "avastep-lr-0.005-eps-0.001"),
+    ],
+)
+def test_the_table_of_penn_treebank_is_what_the_records_say(name: str, folder: str) -> None:
+    result = json.loads((ROOT / "results" / "penn-treebank" / folder / "result.json").read_text())
     assert result["epochs"] == 75
     cells = row_of("docs/reproduce.md", f"{name}, Penn Treebank")
     assert cells[1:] == [f"{result[part]['error']:.3f}" for part in ("validation", "test")]
