@@ -23,12 +23,12 @@ import torch
 from avagrad import bench
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
+from avagrad.lab.ensemble.layers import CONVOLUTIONS
+from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import computing_with, seeded
-from avagrad.lab.members import Members
 from avagrad.lab.methods import method
-from avagrad.lab.models.stackable import CONVOLUTIONS
 from avagrad.lab.tasks.cifar import Cifar
-from avagrad.lab.trainer import train
+from avagrad.lab.train import train
 from avagrad.tune.space import Axis, Cell, Point, Space, axis
 
 STEPS_PER_EPOCH = 45_000 // 128
@@ -127,7 +127,7 @@ def cifar(arguments: argparse.Namespace) -> dict[str, Any]:
         task = Cifar(model="small", data=place, device=arguments.device)
     with computing_with(torch.get_num_threads(), precision=every[0].precision):
         forms = {"compile": arguments.compile, "graph": arguments.graph and on_cuda}
-        members = Members(task, every, seeded(0, arguments.device), convolution=arguments.conv, **forms)
+        members = Stack(task, every, seeded(0, arguments.device), convolution=arguments.conv, **forms)
         members.begin(0)
         order, per_epoch = task.order(0), task.steps_per_epoch
         _wait(on_cuda)

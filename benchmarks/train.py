@@ -17,7 +17,7 @@ from avagrad import bench
 from avagrad.lab.config import configure
 from avagrad.lab.folder import read_metrics
 from avagrad.lab.tasks import task_class
-from avagrad.lab.trainer import Watcher, train
+from avagrad.lab.train import Watcher, train
 
 Variant = tuple[str, str, str, dict[str, Any], dict[str, Any]]
 

@@ -34,7 +34,7 @@ MENTIONED = {
     "avagrad train",
     "avagrad tune",
     "python -m avagrad.lab.ensemble",
-    "python -m avagrad.lab.trainer",
+    "python -m avagrad.lab.train",
 }
 TASK = "from avagrad.lab.tasks.digits import Digits\n\n\nclass MyTask(Digits):\n    pass\n"
 OBJECTIVE = (
@@ -101,9 +101,10 @@ def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch:
 def _ends_with(words: list[str]) -> int:
     """Run a command of ours in this process, where torch is imported already; return its exit code."""
     from avagrad.cli import main
-    from avagrad.lab import command, ensemble_command
+    from avagrad.lab.command import main as train_main
+    from avagrad.lab.ensemble.__main__ import main as ensemble_main
 
-    mains = {"avagrad.lab.trainer": command.main, "avagrad.lab.ensemble": ensemble_command.main}
+    mains = {"avagrad.lab.train": train_main, "avagrad.lab.ensemble": ensemble_main}
     try:
         if words[0] != "avagrad":
             return mains[words[2]](words[3:])

@@ -11,7 +11,7 @@ def main() -> None:
         print(
             f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]' (or avagrad[tune], "
             "for searches alone). "
-            "(python -m avagrad.lab.trainer runs without typer and rich.)",
+            "(python -m avagrad.lab.train runs without typer and rich.)",
             file=sys.stderr,
         )
         sys.exit(2)

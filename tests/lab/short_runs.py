@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from avagrad.lab.folder import read_metrics
-from avagrad.lab.trainer import Watcher
+from avagrad.lab.train import Watcher
 
 SMALL_CHARS = {"batch_size": 8, "bptt": 16, "embedding": 12, "hidden": 16, "layers": 2, "weight_drop": 0.2}
 SMALL_CHARS |= {"dropout_outside": 0.1, "dropout_between": 0.1, "dropout_embedding": 0.1}

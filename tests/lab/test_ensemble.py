@@ -20,17 +20,17 @@ from torch import Tensor
 
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
-from avagrad.lab.ensemble_command import main
+from avagrad.lab.ensemble.__main__ import main
+from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded
 from avagrad.lab.folder import read_metrics
-from avagrad.lab.members import Members
 from avagrad.lab.methods import METHODS
 from avagrad.lab.models.small_conv import SmallConv
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.chars import Chars
 from avagrad.lab.tasks.cifar import Cifar
 from avagrad.lab.tasks.digits import Digits
-from avagrad.lab.trainer import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, Watcher, train
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import Point
 
@@ -77,11 +77,11 @@ def configs(task: str, optimizer: str, points: Points, **settings: Any) -> list[
     ]
 
 
-def trained(members: list[Config], **options: Any) -> tuple[Members, Tensor]:
+def trained(members: list[Config], **options: Any) -> tuple[Stack, Tensor]:
     """Train as the ensemble does, without a folder; return the losses of the last epoch, too."""
     one = members[0]
     task = task_class(one.task)(**one.task_options, data=one.data, seed=one.seed)
-    stack = Members(task, members, seeded(one.seed, "cpu"), **options)
+    stack = Stack(task, members, seeded(one.seed, "cpu"), **options)
     for epoch in range(one.epochs):
         stack.begin(epoch)
         order = task.order(epoch)
@@ -92,7 +92,7 @@ def trained(members: list[Config], **options: Any) -> tuple[Members, Tensor]:
     return stack, losses
 
 
-def assert_is_the_trainers(stack: Members, losses: Tensor, members: list[Config], folder: Path) -> None:
+def assert_is_the_trainers(stack: Stack, losses: Tensor, members: list[Config], folder: Path) -> None:
     weights = stack.layout.views(stack.w) | stack.buffers
     validation, errors = stack.scores("validation")
     tests = stack.scores("test")[1]
@@ -232,14 +232,14 @@ def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> Non
 def test_validation_and_test_losses_that_are_not_finite_are_divergence(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    scores = Members.scores
+    scores = Stack.scores
 
-    def bad(self: Members, part: str, at_once: int | None = None) -> tuple[Tensor, Tensor]:
+    def bad(self: Stack, part: str, at_once: int | None = None) -> tuple[Tensor, Tensor]:
         losses, errors = scores(self, part, at_once)
         losses[0 if part == "validation" else 1] = math.inf
         return losses, errors
 
-    monkeypatch.setattr(Members, "scores", bad)
+    monkeypatch.setattr(Stack, "scores", bad)
     config = configure("digits", "sgd", epochs=2)
     records = train_ensemble(config, [(lr, None, 0) for lr in (0.01, 0.1, 0.2)], tmp_path / "x")
     assert [record.diverged_at for record in records] == [15, 30, None]
@@ -343,7 +343,7 @@ def test_killed_at_any_moment_it_ends_with_the_same_records(tmp_path: Path) -> N
     run = ["digits", "--optimizer", "adam", "--lr", "0.01,0.1", "--eps", "1e-8,1e-3,0.1", "--epochs", "20"]
     run += ["--seeds", "2", "--save-every", "0.1", "--threads", "1"]
     without = "import sys; sys.modules.update(dict.fromkeys(('optuna', 'typer', 'rich', 'matplotlib', 'ray')))"
-    code = f"{without}; from avagrad.lab.ensemble_command import main; sys.exit(main())"
+    code = f"{without}; from avagrad.lab.ensemble.__main__ import main; sys.exit(main())"
     whole = [sys.executable, "-c", code, *run, "--out", str(tmp_path / "whole")]
     done = subprocess.run(whole, check=True, capture_output=True, text=True)
     assert "best validation error" in done.stdout

@@ -20,7 +20,7 @@ from short_runs import StopAt
 from avagrad.lab.config import configure
 from avagrad.lab.models.resnet import ResNet
 from avagrad.lab.tasks import imagenet
-from avagrad.lab.trainer import Stopped, train
+from avagrad.lab.train import Stopped, train
 
 out, stops, data, optimizer = sys.argv[1:5]
 imagenet._MODELS["resnet50"] = functools.partial(ResNet, layers=(1, 1, 1, 1), width=8)
@@ -74,7 +74,7 @@ def test_a_shared_run_stops_together_and_goes_on_to_the_same_numbers(tmp_path: P
 
 def test_the_trainers_command_runs_under_torchrun(tmp_path: Path, folder: Path) -> None:
     """With the real ResNet-50, for one epoch; the first process alone writes and speaks."""
-    run = ["-m", "avagrad.lab.trainer", "imagenet", "--data", str(folder), "--optimizer", "sgd", "--epochs", "1"]
+    run = ["-m", "avagrad.lab.train", "imagenet", "--data", str(folder), "--optimizer", "sgd", "--epochs", "1"]
     run += ["--lr", "0.01", "--threads", "1", "--out", "run"]
     run += ["--option", "size=32", "--option", "batch_size=12", "--option", "workers=0"]
     told = torchrun(*run, cwd=tmp_path)
@@ -87,7 +87,7 @@ def test_the_trainers_command_runs_under_torchrun(tmp_path: Path, folder: Path) 
 def test_a_mistake_is_said_once(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
-    run = ["-m", "avagrad.lab.trainer", "imagenet", "--data", str(folder), "--optimizer", "sgd", "--lr", "1"]
+    run = ["-m", "avagrad.lab.train", "imagenet", "--data", str(folder), "--optimizer", "sgd", "--lr", "1"]
     with pytest.raises(AssertionError, match=r"already holds mine\.txt"):
         torchrun(*run, "--out", "run", "--option", "batch_size=8", "--option", "workers=0", cwd=tmp_path)
     assert os.listdir(tmp_path / "run") == ["mine.txt"]

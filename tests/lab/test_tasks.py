@@ -15,7 +15,7 @@ from avagrad.lab.models.digits import DigitsConv, DigitsMLP
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks.chars import Chars
 from avagrad.lab.tasks.digits import Digits
-from avagrad.lab.trainer import train
+from avagrad.lab.train import train
 
 # --- the LSTM ---
 

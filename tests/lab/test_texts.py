@@ -14,9 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from web import serving
 
-from avagrad.lab.tasks import texts
+from avagrad.lab.data import texts
+from avagrad.lab.data.texts import PENN_TREEBANK, Texts, download_penn_treebank, from_string, read_texts
 from avagrad.lab.tasks.chars import Chars
-from avagrad.lab.tasks.texts import PENN_TREEBANK, Texts, download_penn_treebank, from_string, read_texts
 
 LINES = ["aer banknote berlitz <unk> N", "mr. <unk> is chairman of n.v.", "", "a"]
 

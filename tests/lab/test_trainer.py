@@ -22,7 +22,7 @@ from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import RunFolder, read_metrics, write_whole
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import task_class
-from avagrad.lab.trainer import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, Watcher, train
 
 __all__ = ["text"]  # a fixture
 
@@ -63,7 +63,7 @@ def test_the_carried_state_and_the_masks_go_on(tmp_path: Path, text: str) -> Non
 
 
 def command(*arguments: str) -> list[str]:
-    return [sys.executable, "-m", "avagrad.lab.trainer", *arguments]
+    return [sys.executable, "-m", "avagrad.lab.train", *arguments]
 
 
 def environment() -> dict[str, str]:

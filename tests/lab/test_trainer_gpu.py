@@ -10,7 +10,7 @@ from short_runs import SMALL_CHARS, StopAt, assert_same, left_behind, text, time
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import read_metrics
 from avagrad.lab.methods import METHODS
-from avagrad.lab.trainer import Stopped, train
+from avagrad.lab.train import Stopped, train
 
 pytestmark = pytest.mark.gpu
 

@@ -17,11 +17,12 @@ from torch import nn
 from torch.nn import functional as F  # noqa: N812
 from web import serving
 
+from avagrad.lab.data import cifar as images
+from avagrad.lab.data.cifar import Images, download_cifar, read_images
 from avagrad.lab.models.resnet import Bottleneck, ResNet
 from avagrad.lab.models.wide_resnet import WideBlock, WideResNet
-from avagrad.lab.tasks import cifar, images
+from avagrad.lab.tasks import cifar
 from avagrad.lab.tasks.cifar import Cifar, Epoch, Moves, draw_moves
-from avagrad.lab.tasks.images import Images, download_cifar, read_images
 
 Data = dict[str, tuple[Any, Any]]
 

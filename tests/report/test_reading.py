@@ -10,7 +10,7 @@ import pytest
 from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.sweep import sweep
-from avagrad.lab.trainer import train
+from avagrad.lab.train import train
 from avagrad.report.groups import comparable_sweeps
 from avagrad.report.reading import collect, method_title, thinned_lines
 from avagrad.tune.space import axis

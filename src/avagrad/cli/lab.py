@@ -19,7 +19,7 @@ from avagrad.lab.presets import PRESETS
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.trainer import Watcher
+from avagrad.lab.train import Watcher
 from avagrad.progress import Bar
 
 __all__ = ["add_to"]

@@ -1,4 +1,4 @@
-"""``python -m avagrad.lab.trainer``: a training run with torch and numpy alone.
+"""``python -m avagrad.lab.train``: a training run with torch and numpy alone.
 
 The command ``avagrad train`` has the same options, and hands them to the same :func:`run`.
 """
@@ -16,7 +16,7 @@ from typing import Any
 
 from avagrad.lab.config import Config, configure
 from avagrad.lab.tasks import TASKS, task_class
-from avagrad.lab.trainer import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, Watcher, train
 
 __all__ = ["OPTIONS", "config_of", "main", "parse_settings", "planned", "run"]
 
@@ -232,7 +232,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     >>> main(["digits", "--epochs", "0"])
     2
     """
-    parser = argparse.ArgumentParser("python -m avagrad.lab.trainer", description=__doc__, allow_abbrev=False)
+    parser = argparse.ArgumentParser("python -m avagrad.lab.train", description=__doc__, allow_abbrev=False)
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
     for name, (kind, what) in OPTIONS.items():
         parser.add_argument(f"--{name.replace('_', '-')}", type=kind, help=what)

@@ -28,7 +28,7 @@ from avagrad.lab.methods import METHODS
 from avagrad.lab.stopping import Stopped, heard_signals
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.trainer import Watcher, train
+from avagrad.lab.train import Watcher, train
 from avagrad.tune.space import Point, Space, axis
 
 __all__ = ["Grid", "Job", "Search", "Toy", "Training", "jobs", "run"]

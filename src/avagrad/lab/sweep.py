@@ -10,7 +10,7 @@ from avagrad.lab.command import config_of
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
-from avagrad.lab.trainer import Watcher, train
+from avagrad.lab.train import Watcher, train
 from avagrad.tune.records import Record
 from avagrad.tune.space import Axis, Point
 

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, from_string, read_texts
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
 from avagrad.lab.tasks.base import Carry, Task, digest
-from avagrad.lab.tasks.texts import WANTED, Texts, download_penn_treebank, from_string, read_texts
 
 __all__ = ["Chars"]
 

@@ -12,11 +12,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
+from avagrad.lab.data.cifar import SIDE, Images, download_cifar, read_images, wanted
 from avagrad.lab.models.small_conv import SmallConv
 from avagrad.lab.models.wide_resnet import WideResNet
 from avagrad.lab.tasks.base import digest, stream
 from avagrad.lab.tasks.classification import Classification
-from avagrad.lab.tasks.images import SIDE, Images, download_cifar, read_images, wanted
 
 __all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
 

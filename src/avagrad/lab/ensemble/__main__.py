@@ -8,7 +8,7 @@ from typing import Any
 
 from avagrad.lab.command import DRY_RUN, FLAGS, OPTIONS, Lines, config_of, planned
 from avagrad.lab.ensemble import RECORDS, train_ensemble
-from avagrad.lab.models.stackable import CONVOLUTIONS
+from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.stopping import Stopped
 from avagrad.lab.sweep import default_axes
 from avagrad.lab.tasks import TASKS, task_class
@@ -84,3 +84,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     seconds = sum(record.seconds or 0.0 for record in records)
     print(f"{told}; {len(records)} points, {diverged} diverged, {seconds:.1f} s; {Path(asked['out']) / RECORDS}")
     return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,6 @@ and leaves ``records.jsonl``, a line for each point, beside what a run leaves (:
 import contextlib
 import dataclasses
 import math
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -28,16 +27,16 @@ from typing import Any
 import torch
 
 from avagrad.lab.config import Config, optimizer_arguments
+from avagrad.lab.ensemble.layers import CONVOLUTIONS
+from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import about, computing_with, seeded
 from avagrad.lab.folder import CHECKPOINT, RunFolder
-from avagrad.lab.members import Members
 from avagrad.lab.methods import method
-from avagrad.lab.models.stackable import CONVOLUTIONS
 from avagrad.lab.stopping import Stopped, Told, heard_signals
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.lab.tasks.classification import Classification
-from avagrad.lab.trainer import MAY_DIFFER, Watcher
+from avagrad.lab.train import MAY_DIFFER, Watcher
 from avagrad.tune.records import Record, read_records, write_records
 from avagrad.tune.space import Point, axis
 
@@ -175,7 +174,7 @@ class _Run:
         self.fitting: int | None = at_once
         self.found: dict[int, dict[str, Any]] = {}  # of each point that is done, by its place
         self.current: list[int] = []  # the places of those that are being trained
-        self.members: Members | None = None
+        self.members: Stack | None = None
         self.step = 0  # steps that they have taken
         self.last: dict[str, list[float]] = {}  # what was measured of them at the end of the last epoch
         self.seconds_before = 0.0
@@ -222,9 +221,9 @@ class _Run:
         if self.task.seed != seed:
             self.task = dataclasses.replace(self.task, seed=seed)
 
-    def _made(self, places: list[int], **options: Any) -> Members:
+    def _made(self, places: list[int], **options: Any) -> Stack:
         noise = seeded(self.task.seed, self.task.device)
-        return Members(self.task, [self.configs[i] for i in places], noise, **options)
+        return Stack(self.task, [self.configs[i] for i in places], noise, **options)
 
     def _that_fit(self, places: list[int]) -> int:
         """Return how many members are trained together where nobody says: by memory on a GPU, by caches on a CPU."""
@@ -369,9 +368,3 @@ class _Run:
             self.members = self._made(self.current, **self.options)
             self.members.load_state_dict(state["members"])
             self.step, self.last, self.seconds_before = state["step"], state["last"], state["seconds"]
-
-
-if __name__ == "__main__":
-    from avagrad.lab.ensemble_command import main
-
-    sys.exit(main())

@@ -7,7 +7,7 @@
 >>> result["status"], result["steps"]
 ('finished', 30)
 
-``python -m avagrad.lab.trainer digits --optimizer avagrad --lr 1 --out runs/x`` needs torch and numpy alone (and
+``python -m avagrad.lab.train digits --optimizer avagrad --lr 1 --out runs/x`` needs torch and numpy alone (and
 scikit-learn, which has the digits).
 """
 

@@ -14,13 +14,13 @@ from torch import Tensor, nn
 from torch.func import functional_call, vmap
 
 from avagrad.lab.config import Config
-from avagrad.lab.models.stackable import stackable
-from avagrad.lab.stacked import Blocks, Layout, StackedOptimizer
+from avagrad.lab.ensemble.layers import stackable
+from avagrad.lab.ensemble.optimizer import Blocks, Layout, StackedOptimizer
 from avagrad.lab.stepping import Losses, autocast
 from avagrad.lab.tasks.base import Carry, Task
 from avagrad.optim.rules import Scalar
 
-__all__ = ["Members"]
+__all__ = ["Stack"]
 
 Batch = tuple[Tensor, ...]
 _PIECE = (
@@ -40,21 +40,21 @@ class _Asked(nn.Module):
         return ask(self.task, self.model)
 
 
-class Members:
+class Stack:
     """A stack of models; :meth:`step` takes all of them on, :meth:`scores` measures them.
 
     Args:
         task: of the members' seed.
         configs: one for each member; they differ in lr and eps alone.
         noise: where the randomness inside of a step comes from.
-        convolution: "grouped" or "bmm", see :func:`avagrad.lab.models.stackable.stackable`.
+        convolution: "grouped" or "bmm", see :func:`avagrad.lab.ensemble.layers.stackable`.
         compile: compile the whole step (torch.compile).
         graph: record the step as a CUDA graph, and replay it.
 
     >>> from avagrad.lab.config import configure
     >>> from avagrad.lab.tasks import task_class
     >>> task = task_class("digits")()
-    >>> members = Members(task, [configure("digits", "sgd", lr=lr) for lr in (0.01, 0.1, 1e30)], torch.Generator())
+    >>> members = Stack(task, [configure("digits", "sgd", lr=lr) for lr in (0.01, 0.1, 1e30)], torch.Generator())
     >>> members.begin(epoch=0)
     >>> for i in range(4):
     ...     members.step(task.batch(task.order(0), i))
@@ -271,7 +271,7 @@ class _Graph:
 
     _EAGER = 3  # lazily made things (workspaces, compiled kernels) are made before the recording
 
-    def __init__(self, members: Members) -> None:
+    def __init__(self, members: Stack) -> None:
         self.members, self.taken = members, 0
         self.inputs: Batch = ()
         self.recorded: torch.cuda.CUDAGraph | None = None
@@ -311,13 +311,13 @@ class _Graph:
         _put_back(members, before)
 
 
-def _tensors(members: Members) -> list[Tensor]:
+def _tensors(members: Stack) -> list[Tensor]:
     t = [members.t] if isinstance(members.t, Tensor) else []
     flat = [kept for block in members.state for kept in block]
     return [*members.w, *flat, *members.buffers.values(), *members.carry, *t]
 
 
-def _put_back(members: Members, tensors: Iterable[Tensor]) -> None:
+def _put_back(members: Stack, tensors: Iterable[Tensor]) -> None:
     rest = iter(tensors)
     members.w = [next(rest) for _ in members.w]
     members.state = [[next(rest) for _ in block] for block in members.state]
