@@ -16,8 +16,9 @@ import torch
 from avagrad import bench
 from avagrad.lab.config import configure
 from avagrad.lab.folder import read_metrics
+from avagrad.lab.run import Callback
 from avagrad.lab.tasks import task_class
-from avagrad.lab.train import Watcher, train
+from avagrad.lab.train import train
 
 Variant = tuple[str, str, str, dict[str, Any], dict[str, Any]]
 
@@ -45,14 +46,14 @@ def described(variant: Variant) -> str:
     return ", ".join([" ".join([task, *options.values(), name]), *words])
 
 
-class StepTimer(Watcher):
+class StepTimer(Callback):
     """Times the steps of an epoch from the first to the last, without validation."""
 
     def __init__(self, steps: int) -> None:
         self.steps, self.began = steps, 0.0
         self.milliseconds: list[float] = []
 
-    def stepped(self, done: int) -> None:
+    def on_step(self, done: int) -> None:
         """Look at the clock after an epoch's first step and after its last, when the device is done."""
         if done % self.steps == 1:
             torch.cuda.synchronize()
@@ -71,7 +72,7 @@ def seconds_per_epoch(variant: Variant, epochs: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as place:
         task_options = {**config.task_options, "data": data, "device": "cuda"}
         timer = StepTimer(task_class(task)(**task_options).steps_per_epoch)
-        train(config, place, watcher=timer)
+        train(config, place, callback=timer)
         rows = read_metrics(place)
     seconds = (rows[-1]["seconds"] - rows[0]["seconds"]) / (len(rows) - 1)
     return {

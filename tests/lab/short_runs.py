@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from avagrad.lab.folder import read_metrics
-from avagrad.lab.train import Watcher
+from avagrad.lab.run import Callback
 
 SMALL_CHARS = {"batch_size": 8, "bptt": 16, "embedding": 12, "hidden": 16, "layers": 2, "weight_drop": 0.2}
 SMALL_CHARS |= {"dropout_outside": 0.1, "dropout_between": 0.1, "dropout_embedding": 0.1}
@@ -54,13 +54,13 @@ def assert_same(one: Path, other: Path) -> None:
     assert torch.equal(state["generators"]["torch"], state_["generators"]["torch"])
 
 
-class StopAt(Watcher):
+class StopAt(Callback):
     """Sends this process a signal after some steps."""
 
     def __init__(self, *steps: int, number: signal.Signals = signal.SIGTERM) -> None:
         self.steps, self.number = set(steps), number
 
-    def stepped(self, done: int) -> None:
+    def on_step(self, done: int) -> None:
         if done in self.steps:
             self.steps.remove(done)
             os.kill(os.getpid(), self.number)

@@ -26,11 +26,12 @@ from avagrad.lab.environment import seeded
 from avagrad.lab.folder import read_metrics
 from avagrad.lab.methods import METHODS
 from avagrad.lab.models.small_conv import SmallConv
+from avagrad.lab.run import Callback
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.chars import Chars
 from avagrad.lab.tasks.cifar import Cifar
 from avagrad.lab.tasks.digits import Digits
-from avagrad.lab.train import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, train
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import Point
 
@@ -311,21 +312,23 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, text:
     whole = train_ensemble(config, points, tmp_path / "whole", members_at_once=4)
     total = len(points) * 2 * task_class(task)(**config.task_options, data=config.data).steps_per_epoch
 
-    class Stops(Watcher):
+    class Stops(Callback):
         """Sends a signal when so many steps of all points have been taken."""
 
         def __init__(self) -> None:
             self.left = [8, total // 4, total // 2 + 7, 5 * total // 6]
 
-        def stepped(self, done: int) -> None:
+        def on_step(self, done: int) -> None:
             if self.left and done >= self.left[0]:
                 self.left.pop(0)
                 os.kill(os.getpid(), signal.SIGTERM)
 
-    watcher, stops = Stops(), 0
+    callback, stops = Stops(), 0
     while True:
         try:
-            parts = train_ensemble(config, points, tmp_path / "parts", resume=True, watcher=watcher, members_at_once=4)
+            parts = train_ensemble(
+                config, points, tmp_path / "parts", resume=True, callback=callback, members_at_once=4
+            )
             break
         except Stopped:
             stops += 1
@@ -440,7 +443,7 @@ def test_on_a_gpu_a_run_that_is_stopped_goes_on(tmp_path: Path, images: str) -> 
     points = [(0.01, 0.1, 0), (0.1, 1e-3, 0)]
     whole = train_ensemble(config, points, tmp_path / "whole", compile=False)
     with pytest.raises(Stopped):
-        train_ensemble(config, points, tmp_path / "parts", compile=False, watcher=StopAt(8))
+        train_ensemble(config, points, tmp_path / "parts", compile=False, callback=StopAt(8))
     parts = train_ensemble(config, points, tmp_path / "parts", compile=False, resume=True)
     for one, other in zip(whole, parts, strict=True):
         assert one.facts["loss"] == pytest.approx(other.facts["loss"], rel=1e-2)

@@ -28,12 +28,12 @@ options = {"size": 32, "batch_size": 8, "workers": 0}
 settings = {"epochs": 3, "milestones": (1,), "lr": 0.1, "eps": 0.1, "threads": 1}
 config = configure("imagenet", optimizer, data=data, task_options=options, **settings)
 # The second process is told to stop: all of them must.
-watcher = StopAt(*map(int, stops.split(","))) if stops else None
-if watcher is not None:
-    from avagrad.lab import trainer
+callback = StopAt(*map(int, stops.split(","))) if stops else None
+if callback is not None:
+    from avagrad.lab import run
     if os.environ["RANK"] == "1":
-        step = trainer.Watcher.stepped
-        trainer.Watcher.stepped = lambda self, done: watcher.stepped(done)
+        step = run.Callback.on_step
+        run.Callback.on_step = lambda self, done: callback.on_step(done)
 try:
     train(config, out, resume=True)
 except Stopped:

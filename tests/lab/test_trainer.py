@@ -21,8 +21,9 @@ import avagrad
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import RunFolder, read_metrics, write_whole
 from avagrad.lab.methods import METHODS
+from avagrad.lab.run import Callback
 from avagrad.lab.tasks import task_class
-from avagrad.lab.train import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, train
 
 __all__ = ["text"]  # a fixture
 
@@ -42,23 +43,23 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, optim
     """Stopped inside an epoch and at its end; for every method."""
     config = small("digits", optimizer)
     train(config, tmp_path / "whole")
-    watcher = StopAt(4, 15, 22)
+    callback = StopAt(4, 15, 22)
     for _ in range(3):
         with pytest.raises(Stopped) as stopped:
-            train(config, tmp_path / "parts", resume=True, watcher=watcher)
+            train(config, tmp_path / "parts", resume=True, callback=callback)
         assert stopped.value.code == 128 + signal.SIGTERM
-    train(config, tmp_path / "parts", resume=True, watcher=watcher)
+    train(config, tmp_path / "parts", resume=True, callback=callback)
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
 def test_the_carried_state_and_the_masks_go_on(tmp_path: Path, text: str) -> None:
     config = small("chars", "adam", text)
     train(config, tmp_path / "whole")
-    watcher = StopAt(1, 7, 30)
+    callback = StopAt(1, 7, 30)
     for _ in range(3):
         with pytest.raises(Stopped):
-            train(config, tmp_path / "parts", resume=True, watcher=watcher)
-    train(config, tmp_path / "parts", resume=True, watcher=watcher)
+            train(config, tmp_path / "parts", resume=True, callback=callback)
+    train(config, tmp_path / "parts", resume=True, callback=callback)
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
@@ -139,12 +140,12 @@ def test_what_is_set_for_a_run_is_as_before_after_it(tmp_path: Path, threads: in
 
     inside: list[tuple[Any, ...]] = []
 
-    class Look(Watcher):
-        def stepped(self, done: int) -> None:
+    class Look(Callback):
+        def on_step(self, done: int) -> None:
             inside.append(now())
 
     before = now()
-    train(small("digits", epochs=1, threads=threads), tmp_path / "run", watcher=Look())
+    train(small("digits", epochs=1, threads=threads), tmp_path / "run", callback=Look())
     assert now() == before
     assert inside[0][0] != before[0]
     assert inside[0][2] == threads
@@ -152,19 +153,19 @@ def test_what_is_set_for_a_run_is_as_before_after_it(tmp_path: Path, threads: in
 
 
 def test_a_finished_run_is_not_run_again(tmp_path: Path) -> None:
-    class Nobody(Watcher):
-        def started(self, config: Config, done: int, total: int) -> None:
+    class Nobody(Callback):
+        def on_start(self, config: Config, done: int, total: int) -> None:
             raise AssertionError("it was run again")
 
     first = train(small("digits"), tmp_path / "run")
-    assert train(small("digits"), tmp_path / "run", resume=True, watcher=Nobody()) == first
+    assert train(small("digits"), tmp_path / "run", resume=True, callback=Nobody()) == first
 
 
 def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     config = small("digits", epochs=4)
     train(config, tmp_path / "whole")
     with pytest.raises(Stopped):
-        train(config, tmp_path / "parts", watcher=StopAt(40))
+        train(config, tmp_path / "parts", callback=StopAt(40))
     with (tmp_path / "parts" / "metrics.jsonl").open("a") as file:
         file.write('{"step": 45, "from": "the future"}\n{"st')
     train(config, tmp_path / "parts", resume=True)
@@ -175,15 +176,15 @@ def test_the_number_of_threads_is_the_first_ones(tmp_path: Path, monkeypatch: py
     seen: list[int] = []
 
     class Count(StopAt):
-        def stepped(self, done: int) -> None:
+        def on_step(self, done: int) -> None:
             seen.append(torch.get_num_threads())
-            super().stepped(done)
+            super().on_step(done)
 
     with pytest.raises(Stopped):
-        train(small("digits", threads=2), tmp_path / "run", watcher=Count(1))
+        train(small("digits", threads=2), tmp_path / "run", callback=Count(1))
     with pytest.raises(ValueError, match="threads is 2 there and 1 here"):
         train(small("digits", threads=1), tmp_path / "run", resume=True)
-    train(configure("digits", epochs=2), tmp_path / "run", resume=True, watcher=Count())
+    train(configure("digits", epochs=2), tmp_path / "run", resume=True, callback=Count())
     assert set(seen) == {2}
 
 
@@ -314,7 +315,7 @@ def test_a_second_signal_does_not_end_the_process_while_it_saves(
 
     monkeypatch.setattr(RunFolder, "save", slow)
     with pytest.raises(Stopped):
-        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+        train(small("digits"), tmp_path / "run", callback=StopAt(3))
     assert (tmp_path / "run" / "checkpoint.pt").exists()
 
 
@@ -322,7 +323,7 @@ def test_a_signal_that_comes_too_late_is_handed_on(tmp_path: Path, monkeypatch: 
     heard: list[int] = []
     before = signal.signal(signal.SIGTERM, lambda number, _: heard.append(number))
     try:
-        assert train(small("digits", epochs=1), tmp_path / "run", watcher=StopAt(16))["status"] == "finished"
+        assert train(small("digits", epochs=1), tmp_path / "run", callback=StopAt(16))["status"] == "finished"
         assert heard == []
         write = RunFolder.write_result
 
@@ -341,7 +342,7 @@ def test_a_signal_that_is_ignored_stays_ignored(tmp_path: Path) -> None:
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         config = small("digits", epochs=1)
-        assert train(config, tmp_path / "run", watcher=StopAt(3, number=signal.SIGINT))["status"] == "finished"
+        assert train(config, tmp_path / "run", callback=StopAt(3, number=signal.SIGINT))["status"] == "finished"
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -388,11 +389,11 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
 
 def test_other_data_are_refused(tmp_path: Path, text: str) -> None:
     with pytest.raises(Stopped):
-        train(small("chars", "adam", text), tmp_path / "run", watcher=StopAt(3))
+        train(small("chars", "adam", text), tmp_path / "run", callback=StopAt(3))
     moved = tmp_path / "moved.txt"
     moved.write_bytes(Path(text).read_bytes())
     with pytest.raises(Stopped):  # moved data are the same data
-        train(small("chars", "adam", str(moved)), tmp_path / "run", resume=True, watcher=StopAt(6))
+        train(small("chars", "adam", str(moved)), tmp_path / "run", resume=True, callback=StopAt(6))
     moved.write_text(moved.read_text().replace("cat", "cow"))
     refused(tmp_path / "run", small("chars", "adam", str(moved)), ValueError, "other data", resume=True)
     train(small("chars", "adam", text), tmp_path / "run", resume=True)  # a finished run, too, is one on its own data
@@ -414,7 +415,7 @@ def test_a_broken_config_is_named(tmp_path: Path, content: bytes) -> None:
 
 def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+        train(small("digits"), tmp_path / "run", callback=StopAt(3))
     path = tmp_path / "run" / "checkpoint.pt"
     path.write_bytes(path.read_bytes()[:1000])
     refused(tmp_path / "run", small("digits"), ValueError, "checkpoint.pt", "cannot be read", resume=True)
@@ -422,7 +423,7 @@ def test_a_broken_checkpoint_is_named(tmp_path: Path) -> None:
 
 def test_metrics_that_were_cut_are_noticed(tmp_path: Path) -> None:
     with pytest.raises(Stopped):
-        train(small("digits"), tmp_path / "run", watcher=StopAt(20))
+        train(small("digits"), tmp_path / "run", callback=StopAt(20))
     (tmp_path / "run" / "metrics.jsonl").write_text("")
     refused(tmp_path / "run", small("digits"), ValueError, "metrics.jsonl", "shorter", resume=True)
 
@@ -432,7 +433,7 @@ def test_metrics_that_were_cut_are_noticed(tmp_path: Path) -> None:
 )
 def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
     with pytest.raises(Stopped):
-        train(small("digits"), tmp_path / "run", watcher=StopAt(3))
+        train(small("digits"), tmp_path / "run", callback=StopAt(3))
     if content is None:
         torch.save({"metrics_bytes": 0, "about": {}}, tmp_path / "run" / name)
     else:
@@ -453,7 +454,7 @@ def test_a_change_of_versions_is_remarked_on(tmp_path: Path, monkeypatch: pytest
     """Also where there is no checkpoint yet."""
     config = small("digits", epochs=1)
     with pytest.raises(Stopped):
-        train(config, tmp_path / "run", watcher=StopAt(3))
+        train(config, tmp_path / "run", callback=StopAt(3))
     (tmp_path / "run" / "checkpoint.pt").unlink()
     monkeypatch.setattr(avagrad, "__version__", "9.9")
     remarks = train(config, tmp_path / "run", resume=True)["remarks"]
@@ -466,7 +467,7 @@ def test_tensorboard_shows_no_step_twice(tmp_path: Path) -> None:
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     config = small("digits", epochs=3)
     with pytest.raises(Stopped):
-        train(config, tmp_path / "run", tensorboard=True, watcher=StopAt(40))
+        train(config, tmp_path / "run", tensorboard=True, callback=StopAt(40))
     (tmp_path / "run" / "checkpoint.pt").unlink()  # as if it had been killed before it saved
     train(config, tmp_path / "run", tensorboard=True, resume=True)
     events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
@@ -621,7 +622,7 @@ def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     config = configure("own_tasks:Line", "avagrad", lr=0.5, eps=0.1, epochs=20, task_options={"slope": -1.0})
     assert train(config, tmp_path / "whole")["test"]["error"] < 1e-3
     with pytest.raises(Stopped):
-        train(config, tmp_path / "parts", watcher=StopAt(30))
+        train(config, tmp_path / "parts", callback=StopAt(30))
     train(config, tmp_path / "parts", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "parts")
     for name, says in (

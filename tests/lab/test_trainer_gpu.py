@@ -50,14 +50,14 @@ def test_deterministic_runs_and_resumes_are_equal_to_the_bit(tmp_path: Path, tex
     for name in ("one", "same"):
         train(config, tmp_path / name)
     assert_same(tmp_path / "one", tmp_path / "same")
-    watcher = StopAt(3, 31)
+    callback = StopAt(3, 31)
     while True:
         try:
-            train(config, tmp_path / "parts", resume=True, watcher=watcher)
+            train(config, tmp_path / "parts", resume=True, callback=callback)
             break
         except Stopped:
             pass
-    assert not watcher.steps
+    assert not callback.steps
     assert_same(tmp_path / "one", tmp_path / "parts")
 
 

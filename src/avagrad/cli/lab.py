@@ -16,10 +16,10 @@ from avagrad.lab.config import Config
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import PRESETS
+from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.train import Watcher
 from avagrad.progress import Bar
 
 __all__ = ["add_to"]
@@ -27,16 +27,16 @@ __all__ = ["add_to"]
 bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
 
 
-class RunBar(Bar, Watcher):
+class RunBar(Bar, Callback):
     """Watches a training run."""
 
-    def started(self, config: Config, done: int, total: int) -> None:
+    def on_start(self, config: Config, done: int, total: int) -> None:
         self.at(f"{config.task}, {config.optimizer}", done, total)
 
-    def stepped(self, done: int) -> None:
+    def on_step(self, done: int) -> None:
         self.bar.update(self.task, completed=done)
 
-    def recorded(self, row: dict[str, Any]) -> None:
+    def on_record(self, row: dict[str, Any]) -> None:
         if row["error"] is not None:
             self.bar.update(self.task, last=f"epoch {row['epoch']}: loss {row['loss']:.4g}, error {row['error']:.4g}")
 
@@ -98,7 +98,7 @@ def train(
             resume=resume,
             tensorboard=tensorboard,
             download=download,
-            watcher=bar,
+            callback=bar,
         )
     typer.echo(summary(result, task_class(task).unit))
     for remark in result["remarks"]:

@@ -145,7 +145,7 @@ def sweep_command(
             from avagrad.cli.lab import RunBar
 
             # An ensemble's points are all done at the end alone: what is shown is how far it is.
-            shown: dict[str, Any] = {"run_watcher": stack.enter_context(RunBar(Console(stderr=True)))}
+            shown: dict[str, Any] = {"callback": stack.enter_context(RunBar(Console(stderr=True)))}
         else:
             shown = {"watcher": stack.enter_context(_Shown())}
         result = sweep(

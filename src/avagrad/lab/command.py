@@ -15,8 +15,9 @@ from pathlib import Path
 from typing import Any
 
 from avagrad.lab.config import Config, configure
+from avagrad.lab.run import Callback
 from avagrad.lab.tasks import TASKS, task_class
-from avagrad.lab.train import Stopped, Watcher, train
+from avagrad.lab.train import Stopped, train
 
 __all__ = ["OPTIONS", "config_of", "main", "parse_settings", "planned", "run"]
 
@@ -153,7 +154,7 @@ def run(
     resume: bool = False,
     tensorboard: bool = False,
     download: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
 ) -> tuple[dict[str, Any], Path]:
     """Run what a command line asks for; return the result and its folder. ``given`` has the keys of OPTIONS.
 
@@ -174,7 +175,7 @@ def run(
             config,
             out,
             resume=resume,
-            watcher=watcher,
+            callback=callback,
             save_every=save_every,
             tensorboard=tensorboard,
             download=download,
@@ -187,22 +188,22 @@ def run(
     return result, out
 
 
-class Lines(Watcher):
+class Lines(Callback):
     """Prints a line for each record.
 
-    >>> Lines(sys.stdout).recorded({"step": 9, "epoch": 1, "loss": 0.5, "error": 2.0, "lr": 0.1, "seconds": 3.0})
+    >>> Lines(sys.stdout).on_record({"step": 9, "epoch": 1, "loss": 0.5, "error": 2.0, "lr": 0.1, "seconds": 3.0})
     epoch 1  step 9  loss 0.5  error 2  lr 0.1  3.0 s
     """
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr
 
-    def started(self, config: Config, done: int, total: int) -> None:
+    def on_start(self, config: Config, done: int, total: int) -> None:
         """Say what runs."""
         at = f", from step {done}" if done else ""
         self._print(f"{config.task} with {config.optimizer}: {total} steps{at}")
 
-    def recorded(self, row: dict[str, Any]) -> None:
+    def on_record(self, row: dict[str, Any]) -> None:
         """Print a record."""
         numbers = "  ".join(f"{name} {row[name]:.5g}" for name in ("loss", "error", "lr") if row[name] is not None)
         told = f"epoch {row['epoch']}  step {row['step']}  {numbers}  {row['seconds']:.1f} s"
@@ -253,7 +254,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             asked,
             options=asked["option"],
             optimizer_options=asked["optimizer_option"],
-            watcher=Lines(),
+            callback=Lines(),
             **{flag: asked[flag] for flag in FLAGS},
         )
     except Stopped as stopped:

@@ -25,10 +25,11 @@ from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.folder import RESULT, RunFolder
 from avagrad.lab.methods import METHODS
-from avagrad.lab.stopping import Stopped, heard_signals
+from avagrad.lab.run import Callback
+from avagrad.lab.stopping import Stopped, catch_signals
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.lab.train import Watcher, train
+from avagrad.lab.train import train
 from avagrad.tune.space import Point, Space, axis
 
 __all__ = ["Grid", "Job", "Search", "Toy", "Training", "jobs", "run"]
@@ -74,7 +75,7 @@ class Training(Job):
 
     def run(self, out: Path, tell: Tell) -> None:
         """Train."""
-        train(self.config, out, resume=True, watcher=_Tells(tell))
+        train(self.config, out, resume=True, callback=_Tells(tell))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +91,7 @@ class Grid(Job):
 
     def run(self, out: Path, tell: Tell) -> None:
         """Train them."""
-        train_ensemble(self.config, self.points, out, resume=True, watcher=_Tells(tell))
+        train_ensemble(self.config, self.points, out, resume=True, callback=_Tells(tell))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,17 +147,17 @@ class Toy(Job):
         run_into(out, self.runs, self.methods, resume=True, run=one)
 
 
-class _Tells(Watcher):
+class _Tells(Callback):
     """Tells now and then which share of a run's steps is done."""
 
     def __init__(self, tell: Tell) -> None:
         self.tell, self.total, self.last = tell, 1, 0.0
 
-    def started(self, config: Config, done: int, total: int) -> None:
+    def on_start(self, config: Config, done: int, total: int) -> None:
         self.total = total
-        self.stepped(done)
+        self.on_step(done)
 
-    def stepped(self, done: int) -> None:
+    def on_step(self, done: int) -> None:
         if time.monotonic() - self.last > _TELLS_EVERY:
             self.last = time.monotonic()
             self.tell(done / self.total)
@@ -250,12 +251,12 @@ def run(
     if not left:
         return {}
     place.mkdir(parents=True, exist_ok=True)
-    with heard_signals() as told:
+    with catch_signals() as stop:
         try:
             crew.start(min(workers, len(left)))
             while crew.workers:
-                if told.to_stop is not None:
-                    raise Stopped(told.to_stop, place)
+                if stop.signal is not None:
+                    raise Stopped(stop.signal, place)
                 crew.look(_LOOKS_EVERY)
         finally:
             crew.stop()

@@ -1,4 +1,4 @@
-"""Signals that tell a run to stop: it saves first."""
+"""Signals that ask a run to stop: it saves first."""
 
 import contextlib
 import os
@@ -8,13 +8,13 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["Stopped", "Told", "heard_signals"]
+__all__ = ["StopRequest", "Stopped", "catch_signals"]
 
 _GRACE = 5.0  # seconds
 
 
 class Stopped(SystemExit):
-    """The run was told to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
+    """The run was asked to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
 
     Uncaught, it ends the process with the code that the signal would have given.
 
@@ -27,40 +27,40 @@ class Stopped(SystemExit):
         self.folder = folder
 
 
-class Told:
-    """The signal that told the run to stop, if one did.
+class StopRequest:
+    """The signal that asked the run to stop, if one did.
 
-    >>> Told().to_stop is None
+    >>> StopRequest().signal is None
     True
     """
 
     def __init__(self) -> None:
-        self.to_stop: int | None = None
+        self.signal: int | None = None
         self.since = 0.0
 
 
 @contextlib.contextmanager
-def heard_signals() -> Iterator[Told]:
-    """Hear SIGTERM and SIGINT, and remember the first.
+def catch_signals() -> Iterator[StopRequest]:
+    """Catch SIGTERM and SIGINT, and remember the first.
 
     Within a few seconds more of them are one and the same: they must not end the process while it saves. Later ones do
     what they always do, and so does one that came too late for the run to stop.
 
-    >>> with heard_signals() as told:
-    ...     told.to_stop is None
+    >>> with catch_signals() as stop:
+    ...     stop.signal is None
     True
     """
-    told = Told()
-    if threading.current_thread() is not threading.main_thread():  # only there can they be heard
-        yield told
+    stop = StopRequest()
+    if threading.current_thread() is not threading.main_thread():  # only there can they be caught
+        yield stop
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
     before = {number: handler for number, handler in before.items() if handler != signal.SIG_IGN}
 
-    def hear(number: int, _: object) -> None:
-        if told.to_stop is None:
-            told.to_stop, told.since = number, time.monotonic()
-        elif time.monotonic() - told.since > _GRACE:
+    def handle(number: int, _: object) -> None:
+        if stop.signal is None:
+            stop.signal, stop.since = number, time.monotonic()
+        elif time.monotonic() - stop.since > _GRACE:
             restore()
             os.kill(os.getpid(), number)
 
@@ -69,10 +69,10 @@ def heard_signals() -> Iterator[Told]:
             signal.signal(number, handler)
 
     for number in before:
-        signal.signal(number, hear)
+        signal.signal(number, handle)
     try:
-        yield told
+        yield stop
     finally:
         restore()
-    if told.to_stop is not None:
-        os.kill(os.getpid(), told.to_stop)
+    if stop.signal is not None:
+        os.kill(os.getpid(), stop.signal)

@@ -10,7 +10,8 @@ from avagrad.lab.command import config_of
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
-from avagrad.lab.train import Watcher, train
+from avagrad.lab.run import Callback
+from avagrad.lab.train import train
 from avagrad.tune.records import Record
 from avagrad.tune.space import Axis, Point
 
@@ -22,13 +23,13 @@ _NOTHING = dict.fromkeys(("lr", "eps", "weight_decay", "epochs", "factor", "clip
 _MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
 
 
-class _Reports(Watcher):
+class _Reports(Callback):
     """Hands the validation error of each epoch on."""
 
     def __init__(self, trial: Any) -> None:
         self.trial = trial
 
-    def recorded(self, row: dict[str, Any]) -> None:
+    def on_record(self, row: dict[str, Any]) -> None:
         """Report a line of the metrics."""
         if row["error"] is not None:
             self.trial.report(row["epoch"], row["error"])
@@ -61,7 +62,7 @@ class TaskObjective:
         from avagrad.tune import Diverged
 
         out = Path(self.folder, trial.key.replace(" ", "_"))
-        result = train(self.config(trial.lr, trial.eps, trial.seed), out, resume=True, watcher=_Reports(trial))
+        result = train(self.config(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
         (out / CHECKPOINT).unlink(missing_ok=True)
         if result["status"] == "diverged":
             raise Diverged(result["diverged_at"])
@@ -105,13 +106,13 @@ def sweep(
     folder: str | Path | None = None,
     engine: str = "runs",
     members_at_once: int | None = None,
-    run_watcher: Watcher | None = None,
+    callback: Callback | None = None,
     **search: Any,
 ) -> Any:
     """Search over lr and eps on a task; ``search`` goes to :func:`avagrad.tune.tune`, whose result is returned.
 
     With the engine "runs" each point is a training run; with "ensemble" all that are wanted at a time are trained as
-    one computation in this process, ``members_at_once`` at a time (None chooses), and ``run_watcher`` sees it go by.
+    one computation in this process, ``members_at_once`` at a time (None chooses), and ``callback`` sees it go by.
 
     >>> import tempfile
     >>> from avagrad.tune.space import axis
@@ -147,7 +148,7 @@ def sweep(
                 points,
                 place / "ensembles" / name,
                 resume=True,
-                watcher=run_watcher,
+                callback=callback,
                 members_at_once=members_at_once,
             )
 

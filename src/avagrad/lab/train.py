@@ -14,7 +14,6 @@ scikit-learn, which has the digits).
 import contextlib
 import math
 import sys
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -26,36 +25,16 @@ from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
-from avagrad.lab.environment import about, computing_with, generator_states, seeded, set_generator_states
-from avagrad.lab.folder import Follower, RunFolder
+from avagrad.lab.environment import generator_states, seeded, set_generator_states
 from avagrad.lab.methods import method
-from avagrad.lab.processes import Processes, joined
+from avagrad.lab.processes import joined
+from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
-from avagrad.lab.stopping import Stopped, Told, heard_signals
+from avagrad.lab.stopping import Stopped
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Score, Task
 
-__all__ = ["Stopped", "Watcher", "train"]
-
-# A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
-MAY_DIFFER = ("sources", "data", "threads")
-_LOOKS_EVERY = 64  # steps between two looks at a GPU's counters, each of which waits for it
-
-
-class Watcher:
-    """Who wants to see a run go by; this one looks away. Its methods are called while the run goes on.
-
-    >>> Watcher().recorded({"step": 1})
-    """
-
-    def started(self, config: Config, done: int, total: int) -> None:
-        """See a run begin, or go on after ``done`` of ``total`` steps."""
-
-    def stepped(self, done: int) -> None:
-        """See a step."""
-
-    def recorded(self, row: dict[str, Any]) -> None:
-        """See a line of the metrics."""
+__all__ = ["Stopped", "Training", "train"]
 
 
 def train(
@@ -63,7 +42,7 @@ def train(
     out: str | Path,
     *,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     save_every: float = 30.0,
     tensorboard: bool = False,
     download: bool = False,
@@ -78,7 +57,7 @@ def train(
         config: from :func:`avagrad.lab.config.configure`.
         out: the folder of the run; never one that holds something else.
         resume: go on with what is in ``out``, or begin if it is empty.
-        watcher: is told about the run while it goes on.
+        callback: is called while the run goes on.
         save_every: seconds between checkpoints.
         tensorboard: also write events for TensorBoard into the folder.
         download: the task may fetch its data.
@@ -90,56 +69,32 @@ def train(
     >>> result["status"], result["diverged_at"], result["test"]
     ('diverged', 2, None)
     """
-    if not save_every >= 0:
-        raise ValueError(f"save_every is {save_every!r}, but must be a number of seconds of at least 0.")
-    with contextlib.ExitStack() as stack:
-        processes = stack.enter_context(joined(config.device))
+    check_save_every(save_every)
+    with joined(config.device) as processes:
         options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
         task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
-        facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-        may_differ = set(MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
-        claim = RunFolder.claim(out, config.as_json(), facts, resume=resume, may_differ=may_differ)
-        folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
-        written = folder.begun_on(facts["data"], config.data)
-        if (result := folder.read_result()) is not None:
-            return result
-        threads = int(written["config"]["threads"])
-        stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
-        is_first = processes.rank == 0
-        told = stack.enter_context(heard_signals())
-        watcher = watcher if watcher is not None and is_first else Watcher()
-        events_in = folder.path if tensorboard and is_first else None
-        begun_with = written["about"]
-        run = _Run(config, task, processes, folder, facts, watcher, told, save_every, begun_with, events_in)
-        return run.to_its_end()
+        with open_run(config, task, out, resume=resume, save_every=save_every, processes=processes) as opened:
+            if opened.result is not None:
+                return opened.result
+            return Training(config, task, opened, callback, tensorboard=tensorboard).run()
 
 
-class _Run:
-    """A run in progress; everything that changes while it goes on is in ``_state()``."""
+class Training(Run):
+    """The training of one model."""
 
     def __init__(
-        self,
-        config: Config,
-        task: Task,
-        processes: Processes,
-        folder: RunFolder,
-        facts: dict[str, Any],
-        watcher: Watcher,
-        told: Told,
-        save_every: float,
-        begun_with: dict[str, Any],
-        events_in: Path | None,
+        self, config: Config, task: Task, opened: OpenRun, callback: Callback | None, *, tensorboard: bool
     ) -> None:
-        self.config, self.task, self.processes, self.folder, self.facts = config, task, processes, folder, facts
-        self.watcher, self.told, self.save_every = watcher, told, save_every
-        self.events_in = events_in
+        super().__init__(opened, callback)
+        self.config, self.task = config, task
+        self.events_in = self.folder.path if tensorboard and self.processes.rank == 0 else None
         self.events: Any = None
         self.device = task.device
         self.on_cuda = torch.device(self.device).type == "cuda"
-        self.noise = seeded(config.seed, self.device, processes.rank)
+        self.noise = seeded(config.seed, self.device, self.processes.rank)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
-        if config.graph:  # which reads the learning rate where it lies
+        if config.graph:  # which reads the learning rate from the device
             self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
         self.optimizer = method(config.optimizer).build(self.model.parameters(), arguments, on_cuda=self.on_cuda)
         self.carry = task.start(self.model)
@@ -147,16 +102,12 @@ class _Run:
         self.step = 0  # steps taken
         self.last: dict[str, Any] = {}  # the last record
         self.best: dict[str, Any] = {}  # of those, the one with the least error
-        self.seconds_before = 0.0
         self.resumed_with: list[str] = []
-        if (state := folder.load()) is not None:
-            try:
-                self._restore(state)
-            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"the checkpoint in {folder.path} is not one of this run ({error!r}).") from error
-        self._note_what_changed(begun_with if state is None else state["about"])
+        state = self.load()
+        self._note_what_changed(opened.begun_with if state is None else state["about"])
         self.total = config.epochs * task.steps_per_epoch
         self.take_step = self._stepper()
+        self.set_clock(0.0 if state is None else state["seconds"])
 
     def _stepper(self) -> Step:
         model: nn.Module = self.model
@@ -170,16 +121,16 @@ class _Run:
 
     # --- the loop ---
 
-    def to_its_end(self) -> dict[str, Any]:
+    def run(self) -> dict[str, Any]:
+        """Train to the end."""
         try:
             with _writer(self.events_in, self.step) as self.events:
-                return self._go_on()
+                return self._loop()
         finally:
             del self.take_step  # a model that processes share must be gone before they part
 
-    def _go_on(self) -> dict[str, Any]:
-        self.began = self.saved = time.monotonic()
-        self.watcher.started(self.config, self.step, self.total)
+    def _loop(self) -> dict[str, Any]:
+        self.callback.on_start(self.config, self.step, self.total)
         per_epoch = self.task.steps_per_epoch
         while self.step < self.total:
             epoch, index = divmod(self.step, per_epoch)
@@ -194,16 +145,16 @@ class _Run:
                     self._set_lr(self.config.lr_at(epoch, i, per_epoch))
                 self.take_step(self.task.batch(order, i))
                 self.step += 1
-                self.watcher.stepped(self.step)
+                self.callback.on_step(self.step)
                 is_last = i + 1 == per_epoch
-                if is_last or not self.on_cuda or self.step % _LOOKS_EVERY == 0:
+                if is_last or not self.on_cuda or self.step % CHECKS_EVERY == 0:
                     if first_bad := self._first_bad():
                         return self._diverged(first_bad)
                     if not is_last:
-                        self._save_if_it_is_time()
+                        self.save_if_due()
             if not self._record():
                 return self._diverged(self.step)
-            self._save_if_it_is_time()
+            self.save_if_due()
         return self._finished()
 
     def _first_bad(self) -> int:
@@ -233,7 +184,7 @@ class _Run:
             "error": score.error,
             "lr": self.config.lr_at(epoch - 1, self.task.steps_per_epoch - 1, self.task.steps_per_epoch),
             "gamma": _gamma(self.optimizer),
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
         }
         if not self.best or score.error < self.best["error"]:
             self.best = self.last
@@ -246,7 +197,7 @@ class _Run:
             for name in ("loss", "validation_loss", "error", "lr", "gamma"):
                 if row.get(name) is not None:
                     self.events.add_scalar(name, row[name], row["step"])
-        self.watcher.recorded(row)
+        self.callback.on_record(row)
 
     # --- the ends ---
 
@@ -255,13 +206,13 @@ class _Run:
         self.step = step
         row = {"step": step, "epoch": epoch, "loss": None, "validation_loss": None, "error": None}
         lr = self.config.lr_at(epoch, index, self.task.steps_per_epoch)
-        self._write({**row, "lr": lr, "gamma": None, "seconds": self._seconds(), "diverged": True})
+        self._write({**row, "lr": lr, "gamma": None, "seconds": self.seconds, "diverged": True})
         return self._conclude("diverged", None, None)
 
     def _finished(self) -> dict[str, Any]:
         if not self.last or self.last["step"] != self.step:  # cannot be: an epoch ends with a record
             raise AssertionError("a run ended without its last record")
-        self._save()
+        self.save()
         test = self._evaluate("test")
         if not math.isfinite(test.loss):
             return self._diverged(self.step)
@@ -281,26 +232,15 @@ class _Run:
             "best": {key: self.best[key] for key in ("step", "epoch", "error")} if self.best else None,
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "remarks": [*self.facts["remarks"], *self.resumed_with],
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
         }
         self.folder.write_result(result)
         return self.folder.read_result() or result  # as it is read later, to the last digit
 
-    # --- stopping and going on ---
+    # --- checkpoints ---
 
-    def _save_if_it_is_time(self) -> None:
-        is_time = time.monotonic() - self.saved >= self.save_every
-        wanted = self.processes.largest(self.told.to_stop or int(is_time))  # no signal that is heard has the number 1
-        if wanted:
-            self._save()
-        if wanted > 1:
-            raise Stopped(wanted, self.folder.path)
-
-    def _save(self) -> None:
-        self.folder.save(self._state())
-        self.saved = time.monotonic()
-
-    def _state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on."""
         return {
             "config": self.config.as_json(),
             "about": self.facts,
@@ -313,11 +253,12 @@ class _Run:
             "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
             "resumed_with": self.resumed_with,
         }
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         set_generator_states(self.device, state["generators"])
@@ -327,7 +268,7 @@ class _Run:
         sums, world = state["loss_sums"], self.processes.world
         own = sums[self.processes.rank] if len(sums) == world else sum(sums) / len(sums)
         self.losses = Losses(self.device, self.step, own, state["losses"])
-        self.last, self.best, self.seconds_before = state["last"], state["best"], state["seconds"]
+        self.last, self.best = state["last"], state["best"]
         self.resumed_with = state["resumed_with"]
         if len(sums) != world:
             self.resumed_with += [f"from step {self.step} on it ran in {world} processes instead of {len(sums)}."]
@@ -336,9 +277,6 @@ class _Run:
         then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
         if then != now:
             self.resumed_with = [*self.resumed_with, f"from step {self.step} on it ran with {now} instead of {then}."]
-
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.began
 
 
 def _gamma(optimizer: Optimizer) -> float | None:

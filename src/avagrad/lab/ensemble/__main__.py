@@ -70,7 +70,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options = {name: asked[name] for name in passed}
         if asked["save_every"] is not None:
             options["save_every"] = asked["save_every"]
-        records = train_ensemble(config, points, asked["out"], watcher=Lines(), **options)
+        records = train_ensemble(config, points, asked["out"], callback=Lines(), **options)
     except Stopped as stopped:
         print(f"stopped and saved; the same command with --out {stopped.folder} --resume goes on", file=sys.stderr)
         raise

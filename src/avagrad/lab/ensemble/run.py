@@ -16,10 +16,8 @@ scikit-learn, which has the digits)::
 and leaves ``records.jsonl``, a line for each point, beside what a run leaves (:mod:`avagrad.lab.folder`).
 """
 
-import contextlib
 import dataclasses
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -29,21 +27,19 @@ import torch
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.stack import Stack
-from avagrad.lab.environment import about, computing_with, seeded
-from avagrad.lab.folder import CHECKPOINT, RunFolder
+from avagrad.lab.environment import seeded
+from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
-from avagrad.lab.stopping import Stopped, Told, heard_signals
+from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.lab.tasks.classification import Classification
-from avagrad.lab.train import MAY_DIFFER, Watcher
 from avagrad.tune.records import Record, read_records, write_records
 from avagrad.tune.space import Point, axis
 
 __all__ = ["train_ensemble"]
 
 RECORDS = "records.jsonl"
-_LOOKS_EVERY = 64  # steps between two looks at the clock where each would wait for a GPU
 # Parameters, and inputs, of all members together that a CPU's caches hold well enough; with fewer members, calling the
 # operations takes longer than computing them.
 _PARAMETERS, _INPUTS = 2**19, 2**20
@@ -57,7 +53,7 @@ def train_ensemble(
     out: str | Path,
     *,
     resume: bool = False,
-    watcher: Watcher | None = None,
+    callback: Callback | None = None,
     save_every: float = 30.0,
     members_at_once: int | None = None,
     convolution: str | None = None,
@@ -75,7 +71,7 @@ def train_ensemble(
         points: lr, eps and seed of each.
         out: the folder of the run; never one that holds something else.
         resume: go on with what is in ``out``, or begin if it is empty.
-        watcher: is told about the run while it goes on.
+        callback: is called while the run goes on.
         save_every: seconds between checkpoints.
         members_at_once: how many points are trained together; None chooses by the device's memory or caches.
         convolution: "grouped" or "bmm"; None is "bmm" on CUDA and where the step is compiled, else "grouped".
@@ -88,8 +84,7 @@ def train_ensemble(
     ValueError: points has lr=0.1 seed=0 twice, but must have each point once.
     """
     points = _checked(points)
-    if not save_every >= 0:
-        raise ValueError(f"save_every is {save_every!r}, but must be a number of seconds of at least 0.")
+    check_save_every(save_every)
     if members_at_once is not None and (not isinstance(members_at_once, int) or members_at_once < 1):
         raise ValueError(f"members_at_once is {members_at_once!r}, but must be a whole number of at least 1, or None.")
     if convolution not in (None, *CONVOLUTIONS):
@@ -103,27 +98,19 @@ def train_ensemble(
         raise ValueError("full is True, but records hold the validation error, and must leave that part out.")
     if task_class(config.task).scores is Task.scores:
         raise ValueError(f"task is {config.task!r}, but must be one that has scores, which the ensemble measures by.")
-    with contextlib.ExitStack() as stack:
-        task = _task(configs[0], download)
-        on_cuda = torch.device(task.device).type == "cuda"
-        if on_cuda and convolution == "grouped":
-            raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, where it is twice as fast.")
-        compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
-        facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-        shared = {name: value for name, value in config.as_json().items() if name not in ("lr", "eps", "seed")}
-        shared |= {"points": [point.key for point in points], "compile": compiles}
-        shared["convolution"] = convolution or ("bmm" if compiles or on_cuda else "grouped")
-        may_differ = set(MAY_DIFFER) - ({"threads"} if config.sources.get("threads") == "given" else set())
-        folder = stack.enter_context(RunFolder.claim(out, shared, facts, resume=resume, may_differ=may_differ))
-        written = folder.begun_on(facts["data"], config.data)
-        if folder.read_result() is not None:
-            return read_records(folder.path / RECORDS)
-        threads = int(written["config"]["threads"])
-        stack.enter_context(computing_with(threads, precision=config.precision, deterministic=config.deterministic))
-        told = stack.enter_context(heard_signals())
-        options = {"convolution": shared["convolution"], "compile": compiles, "graph": config.graph}
-        run = _Run(configs, points, folder, watcher or Watcher(), told, save_every, members_at_once, options, task)
-        return run.to_its_end(facts)
+    task = _task(configs[0], download)
+    on_cuda = torch.device(task.device).type == "cuda"
+    if on_cuda and convolution == "grouped":
+        raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, where it is twice as fast.")
+    compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
+    convolution = convolution or ("bmm" if compiles or on_cuda else "grouped")
+    identity = {name: value for name, value in config.as_json().items() if name not in ("lr", "eps", "seed")}
+    identity |= {"points": [point.key for point in points], "compile": compiles, "convolution": convolution}
+    with open_run(config, task, out, identity=identity, resume=resume, save_every=save_every) as opened:
+        if opened.result is not None:
+            return read_records(opened.folder.path / RECORDS)
+        options = {"convolution": convolution, "compile": compiles, "graph": config.graph}
+        return Ensemble(configs, points, task, opened, callback, members_at_once, options).run()
 
 
 def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) -> list[Point]:
@@ -153,43 +140,36 @@ def _task(config: Config, download: bool = False) -> Task:
     return task_class(config.task)(**options, download=download)
 
 
-class _Run:
-    """All points, some of them (of one seed) at a time; what was found and what is being trained is in ``_state()``."""
+class Ensemble(Run):
+    """The training of all points, some of them (of one seed) at a time."""
 
     def __init__(
         self,
         configs: list[Config],
         points: list[Point],
-        folder: RunFolder,
-        watcher: Watcher,
-        told: Told,
-        save_every: float,
+        task: Task,
+        opened: OpenRun,
+        callback: Callback | None,
         at_once: int | None,
         options: dict[str, Any],
-        task: Task,
     ) -> None:
-        self.configs, self.points, self.folder, self.watcher, self.told = configs, points, folder, watcher, told
-        self.save_every, self.at_once, self.options, self.task = save_every, at_once, options, task
+        super().__init__(opened, callback)
+        self.configs, self.points, self.task, self.at_once, self.options = configs, points, task, at_once, options
         self.on_cuda = torch.device(task.device).type == "cuda"
         self.fitting: int | None = at_once
-        self.found: dict[int, dict[str, Any]] = {}  # of each point that is done, by its place
-        self.current: list[int] = []  # the places of those that are being trained
+        self.found: dict[int, dict[str, Any]] = {}  # of each point that is done, by its index
+        self.current: list[int] = []  # the indices of those that are being trained
         self.members: Stack | None = None
         self.step = 0  # steps that they have taken
         self.last: dict[str, list[float]] = {}  # what was measured of them at the end of the last epoch
-        self.seconds_before = 0.0
-        self.began = self.saved = time.monotonic()
+        self.load()
 
     @property
     def total(self) -> int:
         return self.configs[0].epochs * self.task.steps_per_epoch
 
-    def to_its_end(self, facts: dict[str, Any]) -> list[Record]:
-        if (state := self.folder.load()) is not None:
-            try:
-                self._restore(state)
-            except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"the checkpoint in {self.folder.path} is not one of this run ({error!r}).") from error
+    def run(self) -> list[Record]:
+        """Train all points that are left; return the records of all."""
         while len(self.found) < len(self.points):
             if self.members is None:
                 self._choose()
@@ -198,7 +178,7 @@ class _Run:
         diverged = sum(record.diverged for record in records)
         seconds = sum(record.seconds or 0.0 for record in records)
         result = {"status": "finished", "points": len(records), "diverged": diverged, "seconds": seconds}
-        self.folder.write_result(result | {"measure": self.task.measure, "remarks": facts["remarks"]})
+        self.folder.write_result(result | {"measure": self.task.measure, "remarks": self.facts["remarks"]})
         (self.folder.path / CHECKPOINT).unlink(missing_ok=True)
         return records
 
@@ -215,7 +195,8 @@ class _Run:
         groups = math.ceil(len(same) / self.fitting)
         self.current = same[: math.ceil(len(same) / groups)]
         self.members = self._made(self.current, **self.options)
-        self.step, self.last, self.seconds_before, self.began = 0, {}, 0.0, time.monotonic()
+        self.step, self.last = 0, {}
+        self.set_clock(0.0)
 
     def _set_seed(self, seed: int) -> None:
         if self.task.seed != seed:
@@ -246,7 +227,7 @@ class _Run:
     def _train(self) -> None:
         members, per_epoch = self.members, self.task.steps_per_epoch
         assert members is not None
-        self.watcher.started(self.configs[self.current[0]], self._done(), self.total * len(self.points))
+        self.callback.on_start(self.configs[self.current[0]], self._done(), self.total * len(self.points))
         while self.step < self.total and bool(members.alive.any()):
             epoch, index = divmod(self.step, per_epoch)
             members.begin(epoch, anew=index == 0)
@@ -256,11 +237,11 @@ class _Run:
                     members.set_lr(epoch, i)
                 members.step(self.task.batch(order, i))
                 self.step += 1
-                self.watcher.stepped(self._done())
-                if i + 1 < per_epoch and (not self.on_cuda or self.step % _LOOKS_EVERY == 0):
-                    self._save_if_it_is_time()
+                self.callback.on_step(self._done())
+                if i + 1 < per_epoch and (not self.on_cuda or self.step % CHECKS_EVERY == 0):
+                    self.save_if_due()
             self._record(epoch)
-            self._save_if_it_is_time()
+            self.save_if_due()
         self._conclude()
 
     def _done(self) -> int:
@@ -292,7 +273,7 @@ class _Run:
             "loss": None if best is None else losses[best],
             "error": None if best is None else errors[best],
             "lr": None if best is None else self.configs[self.current[best]].lr_at(epoch, per_epoch - 1, per_epoch),
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
             "diverged": not going,
             "points": [self.points[i].key for i in self.current],
             "losses": [None if step else x for x, step in zip(losses, bad, strict=True)],
@@ -300,7 +281,7 @@ class _Run:
             "errors": [None if step else x for x, step in zip(errors, bad, strict=True)],
         }
         self.folder.append(row)
-        self.watcher.recorded(row)
+        self.callback.on_record(row)
 
     def _conclude(self) -> None:
         """Keep what was found, and let the members go."""
@@ -308,13 +289,13 @@ class _Run:
         if self.step == self.total:
             _, tests = self._scores("test")
         for place, (i, bad) in enumerate(zip(self.current, self.members.first_bad.tolist(), strict=True)):
-            found: dict[str, Any] = {"diverged_at": bad or None, "seconds": self._seconds() / len(self.current)}
+            found: dict[str, Any] = {"diverged_at": bad or None, "seconds": self.seconds / len(self.current)}
             if not bad:
                 found |= {"value": self.last["error"][place], "test": tests[place], "loss": self.last["loss"][place]}
             self.found[i] = found
         self.members, self.current = None, []
         self.step = 0
-        self._save()
+        self.save()
         self._write_records()
 
     def _write_records(self) -> list[Record]:
@@ -333,22 +314,10 @@ class _Run:
         write_records(self.folder.path / RECORDS, records)
         return records
 
-    # --- stopping and going on ---
+    # --- checkpoints ---
 
-    def _seconds(self) -> float:
-        return self.seconds_before + time.monotonic() - self.began
-
-    def _save_if_it_is_time(self) -> None:
-        if self.told.to_stop is not None or time.monotonic() - self.saved >= self.save_every:
-            self._save()
-        if self.told.to_stop is not None:
-            raise Stopped(self.told.to_stop, self.folder.path)
-
-    def _save(self) -> None:
-        self.folder.save(self._state())
-        self.saved = time.monotonic()
-
-    def _state(self) -> dict[str, Any]:
+    def state_dict(self) -> dict[str, Any]:
+        """Return all that is needed to go on."""
         return {
             "found": self.found,
             "fitting": self.fitting,
@@ -356,10 +325,11 @@ class _Run:
             "members": None if self.members is None else self.members.state_dict(),
             "step": self.step,
             "last": self.last,
-            "seconds": self._seconds(),
+            "seconds": self.seconds,
         }
 
-    def _restore(self, state: dict[str, Any]) -> None:
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Go on from there."""
         self.found, self.current = state["found"], state["current"]
         if self.at_once is None and not self.on_cuda:
             self.fitting = state["fitting"]
@@ -367,4 +337,5 @@ class _Run:
             self._set_seed(self.points[self.current[0]].seed)
             self.members = self._made(self.current, **self.options)
             self.members.load_state_dict(state["members"])
-            self.step, self.last, self.seconds_before = state["step"], state["last"], state["seconds"]
+            self.step, self.last = state["step"], state["last"]
+            self.set_clock(state["seconds"])
