@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from avagrad import bench
+from avagrad.lab.config import configure
 from avagrad.lab.sweep import sweep
 from avagrad.tune.records import write_records
 from avagrad.tune.search import replay, scores
@@ -24,9 +25,9 @@ NEW_SEEDS = range(100, 105)
 def measured(task: str, method: str, place: Path, workers: int, epochs: int | None) -> dict[str, Any]:
     """Make the grid and the search (which costs nothing after the grid), and run both picks again."""
     space = Space(axis("paper", "lr"), axis("paper", "eps"))
-    given = {"optimizer": method, "epochs": epochs}
+    config = configure(task, method, epochs=epochs)
     began = time.monotonic()
-    whole = sweep(task, given, lr=space.lr, eps=space.eps, method="grid", folder=place, workers=workers)
+    whole = sweep(config, lr=space.lr, eps=space.eps, method="grid", folder=place, workers=workers)
     seconds = time.monotonic() - began
     known = scores(whole.trials)
     start = space.start()
@@ -37,7 +38,7 @@ def measured(task: str, method: str, place: Path, workers: int, epochs: int | No
     picks: dict[str, Any] = {}
     for name, cell in (("pick", search.pick), ("best", found.best)):
         again = sweep(
-            task, given, lr=axis(cell.lr, "lr"), eps=axis(cell.eps, "eps"), method="grid", folder=place,
+            config, lr=axis(cell.lr, "lr"), eps=axis(cell.eps, "eps"), method="grid", folder=place,
             workers=workers, seeds=list(NEW_SEEDS),
         )  # fmt: skip
         errors = [record.value for record in again.trials]

@@ -48,12 +48,12 @@ def training(name: str = "runs/digits/sgd-0", optimizer: str = "sgd") -> Trainin
 
 def tiny_jobs() -> list[Job]:
     """One of each kind, as small as can be."""
+    adam = configure("digits", "adam", epochs=1)
     points = tuple(Point(lr, eps, 0) for lr in (0.1, 1.0) for eps in (0.1, 1.0))
     return [
         Toy(name="synthetic", cost=1.0, runs=(SETTINGS,), methods=("adam", "delayed-adam")),
-        Grid(name="maps/adam", cost=3.0, config=configure("digits", "adam", epochs=1), points=points),
-        Search(name="search/adam", cost=2.0, task="digits", given={"optimizer": "adam", "epochs": 1}, lr="0.01,0.1,1",
-               eps="0.1,1"),
+        Grid(name="maps/adam", cost=3.0, config=adam, points=points),
+        Search(name="search/adam", cost=2.0, config=adam, lr="0.01,0.1,1", eps="0.1,1"),
         training(),
     ]  # fmt: skip
 

@@ -688,3 +688,20 @@ def test_the_plain_command_needs_neither_typer_nor_rich(tmp_path: Path, argument
         assert done.stderr.startswith("error: ")
         assert "is not known" in done.stderr
         assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "checkpoint.pt", "result.json"])
+def test_a_full_disk_names_the_file(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    folder, opened = RunFolder(tmp_path), Path.open
+
+    def full(self: Path, *arguments: Any) -> Any:
+        written = name if name == "metrics.jsonl" else f".{name}.new"
+        return opened(Path("/dev/full"), "wb", 0) if self.name == written else opened(self, *arguments)
+
+    monkeypatch.setattr(Path, "open", full)
+    with pytest.raises(OSError, match=rf"No space left on device: '{tmp_path / name}'"):
+        {
+            "metrics.jsonl": lambda: folder.append({"step": 1}),
+            "checkpoint.pt": lambda: folder.save({"step": 1}),
+            "result.json": lambda: folder.write_result({"status": "finished"}),
+        }[name]()

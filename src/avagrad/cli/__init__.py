@@ -23,19 +23,20 @@ app = typer.Typer(
 )
 tuning.add_to(app)
 try:
-    from avagrad.cli import demo, lab, report
+    from avagrad.cli import demo, lab, report, sweep
 except ImportError as error:  # avagrad[tune] alone is there: its commands work without the rest
     _WITHOUT_LAB: ImportError | None = error
 else:
     _WITHOUT_LAB = None
     lab.add_to(app)
+    sweep.add_to(app)
     demo.add_to(app)
     report.add_to(app)
 
 
 @app.callback(
     invoke_without_command=True,
-    epilog=f"train, sweep, synthetic, list, demo and report need more: {_WITHOUT_LAB}. pip install 'avagrad[lab]'"
+    epilog=f"The commands of the lab and report need more: {_WITHOUT_LAB}. pip install 'avagrad[lab]'"
     if _WITHOUT_LAB
     else None,
 )
@@ -62,7 +63,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(130)
     except SystemExit as end:
         if folder := getattr(end, "folder", None):  # a training that was told to stop
-            print(f"stopped and saved; the same command with --out {folder} --resume goes on", file=sys.stderr)
+            print(f"stopped and saved; avagrad resume {folder} goes on", file=sys.stderr)
         raise
     except (ValueError, TypeError, OSError, ImportError, TuningError, WorkerError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""The commands that need the laboratory: train, synthetic, list; and bench."""
+"""The commands of the lab: train, resume, queue, synthetic, list; and bench."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -11,11 +11,16 @@ from rich.console import Console
 from rich.table import Table
 
 from avagrad import bench
-from avagrad.lab.command import DRY_RUN, FLAGS, OPTIONS, SETTINGS, planned, run, summary
+from avagrad.cli.options import with_options
+from avagrad.lab.command import run, summary
 from avagrad.lab.config import Config
+from avagrad.lab.folder import CONFIG, RunFolder
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.names import look_up
+from avagrad.lab.options import OPTIONS, config_from, describe
 from avagrad.lab.presets import PRESETS
+from avagrad.lab.queue import work_off
+from avagrad.lab.resume import resume_run
 from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class
@@ -24,6 +29,7 @@ from avagrad.progress import Bar
 
 __all__ = ["add_to"]
 
+_PLAIN: dict[str, Any] = {"title_justify": "left", "box": None, "pad_edge": False}  # of a table
 bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
 
 
@@ -41,66 +47,47 @@ class RunBar(Bar, Callback):
             self.bar.update(self.task, last=f"epoch {row['epoch']}: loss {row['loss']:.4g}, error {row['error']:.4g}")
 
 
-def _option(name: str, *, flag: str | None = None) -> Any:
-    """Describe an option of a run in the words that both command lines share."""
-    return typer.Option(flag or f"--{name.replace('_', '-')}", help=OPTIONS[name][1], show_default=False)
-
-
-def train(
-    context: typer.Context,
-    task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")],
-    optimizer: Annotated[str, typer.Option(help=f"One of {', '.join(METHODS)}.")] = "avagrad",
-    lr: Annotated[float | None, _option("lr")] = None,
-    eps: Annotated[float | None, _option("eps")] = None,
-    weight_decay: Annotated[float | None, _option("weight_decay")] = None,
-    preset: Annotated[str | None, _option("preset")] = None,
-    data: Annotated[str | None, _option("data")] = None,
-    seed: Annotated[int, _option("seed")] = 0,
-    out: Annotated[str | None, _option("out")] = None,
-    resume: Annotated[bool, typer.Option("--resume", help=FLAGS["resume"])] = False,
-    epochs: Annotated[int | None, _option("epochs")] = None,
-    milestones: Annotated[str | None, _option("milestones")] = None,
-    factor: Annotated[float | None, _option("factor")] = None,
-    schedule: Annotated[str | None, _option("schedule")] = None,
-    warmup: Annotated[int | None, _option("warmup")] = None,
-    clip: Annotated[float | None, _option("clip")] = None,
-    option: Annotated[
-        list[str] | None, typer.Option("--option", "-o", help="an option of the task: NAME=VALUE", show_default=False)
-    ] = None,
-    optimizer_option: Annotated[
-        list[str] | None, typer.Option(help="an option of the method: NAME=VALUE", show_default=False)
-    ] = None,
-    device: Annotated[str, _option("device")] = "cpu",
-    threads: Annotated[int | None, _option("threads")] = None,
-    precision: Annotated[str | None, _option("precision")] = None,
-    no_graph: Annotated[bool, typer.Option("--no-graph", help=SETTINGS["no_graph"])] = False,
-    compile: Annotated[bool, typer.Option("--compile", help=SETTINGS["compile"])] = False,
-    deterministic: Annotated[bool, typer.Option("--deterministic", help=SETTINGS["deterministic"])] = False,
-    save_every: Annotated[float, _option("save_every")] = 30.0,
-    tensorboard: Annotated[bool, typer.Option("--tensorboard", help=FLAGS["tensorboard"])] = False,
-    download: Annotated[bool, typer.Option("--download", help=FLAGS["download"])] = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
-) -> None:
+def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")], given: dict[str, Any]) -> None:
     """Train a model, and leave a folder with its settings, metrics, checkpoint and result.
 
-    What is not given comes from the preset; `avagrad list` shows them all, with their sources. Killed or stopped, the
-    same command with --out and --resume goes on, to the same numbers.
+    What is not given comes from the preset; `avagrad list TASK` shows them, with their sources. Killed or stopped,
+    `avagrad resume FOLDER` goes on, to the same numbers.
     """
-    if dry_run:
-        typer.echo(planned(task, context.params, option or (), optimizer_option or ()))
+    if given["dry_run"]:
+        typer.echo(describe(config_from(task, given)))
         return
     with RunBar(Console(stderr=True)) as bar:
-        result, folder = run(
-            task,
-            context.params,
-            options=option or (),
-            optimizer_options=optimizer_option or (),
-            resume=resume,
-            tensorboard=tensorboard,
-            download=download,
-            callback=bar,
-        )
-    typer.echo(summary(result, task_class(task).unit))
+        result, folder = run(task, given, bar)
+    _show(result, task_class(task).unit, folder)
+
+
+def resume(folder: Annotated[Path, typer.Argument(help="the folder of a run or an ensemble")]) -> None:
+    """Go on with a run or an ensemble that was stopped, with the settings that it was begun with."""
+    with RunBar(Console(stderr=True)) as bar:
+        result = resume_run(folder, bar)
+    _show(result, task_class(RunFolder(folder).read_json(CONFIG)["config"]["task"]).unit, folder)
+
+
+def queue(
+    file: Annotated[Path, typer.Argument(help="a run on each line, in the words of `avagrad train`")],
+    out: Annotated[Path | None, typer.Option(help="the folder of all runs", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="stop then, and save", show_default=False)] = None,
+    save_every: Annotated[float, typer.Option(help=OPTIONS["save_every"].help)] = 30.0,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)] = False,
+) -> None:
+    """Work off a list of runs, a part at a time: the next one that is not finished is run, or gone on with.
+
+    Killed or stopped, the same command goes on. Several processes may work on one list at once.
+    """
+    with RunBar(Console(stderr=True)) as bar:
+        work_off(file, out, minutes, save_every, dry_run, bar)
+
+
+def _show(result: Mapping[str, Any], unit: str, folder: Path) -> None:
+    if "points" in result:
+        typer.echo(f"{result['points']} points, {result['diverged']} diverged, in {result['seconds']:.1f} s")
+    else:
+        typer.echo(summary(result, unit))
     for remark in result["remarks"]:
         typer.echo(f"note: {remark}")
     typer.echo(f"in {folder}")
@@ -119,7 +106,7 @@ def synthetic(
     seed: Annotated[int, typer.Option(help="fixes everything that is random")] = 0,
     bias_correction: Annotated[bool, typer.Option(help="of Delayed Adam and AvaGrad")] = True,
     out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)] = False,
 ) -> None:
     """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
 
@@ -171,47 +158,47 @@ def _run_and_show(console: Console, settings: toy.Settings, names: Sequence[str]
     return curves
 
 
-def list_all() -> None:
-    """Show tasks, methods and presets, with the source of every setting, and the paper's results."""
+def list_all(
+    task: Annotated[str | None, typer.Argument(help="show all that is known of this task")] = None,
+) -> None:
+    """Show tasks and methods; of one task its options, presets and settings, each with its source."""
     console = Console()
-    tasks = Table(title="Tasks", title_justify="left")
-    for column in ("task", "what it is", "error is", "options, with their defaults"):
-        tasks.add_column(column, overflow="fold")
+    if task is not None:
+        _show_task(console, task)
+        return
+    tasks = Table("task", "what it is", "presets", title="Tasks; `avagrad list TASK` shows more", **_PLAIN)
     for name, (_, _, what) in TASKS.items():
-        cls = task_class(name)
-        tasks.add_row(name, what, cls.measure, ", ".join(f"{key}={value}" for key, value in cls.options().items()))
-    tasks.add_row("synthetic", "the problem of Theorem 1: avagrad synthetic", "squared gradient", "")
+        tasks.add_row(name, what, ", ".join(PRESETS[name]))
+    tasks.add_row("synthetic", "the problem of Theorem 1: avagrad synthetic", "")
     console.print(tasks)
-
-    presets = Table(title="Presets (the first of a task is its default)", title_justify="left")
-    for column in ("task", "preset", "settings", "source"):
-        presets.add_column(column, overflow="fold")
-    for task, protocols in PRESETS.items():
-        for preset, protocol in protocols.items():
-            for source in dict.fromkeys(value.source for value in protocol.values()):
-                presets.add_row(task, preset, _told(protocol, source), source)
-    console.print(presets)
-
-    methods = Table(title="Methods, and the settings found for each task", title_justify="left")
-    for column in ("method", "task", "preset", "settings", "source"):
-        methods.add_column(column, overflow="fold")
+    columns = list(METHODS["sgd"].paper_errors)
+    title = "Methods; Table 1 of the paper: test errors in %, bits per character"
+    methods = Table("method", *columns, title=title, **_PLAIN)
     for record in METHODS.values():
-        methods.add_row(record.name, "", "", _told(record.defaults, "paper"), "paper", style="bold")
-        for (task, told, source), presets_of in _grouped(record.settings).items():
-            methods.add_row("", task, ", ".join(presets_of), told, source)
+        methods.add_row(record.name, *record.paper_errors.values())
     console.print(methods)
 
+
+def _show_task(console: Console, name: str) -> None:
+    cls = task_class(name)
+    typer.echo(f"{name}: the error is the {cls.measure}")
+    options = ", ".join(f"{key}={value}" for key, value in cls.options().items())
+    typer.echo(f"options, with their defaults: {options}")
+    presets = Table("preset", "settings", "source", title="Presets (the first is the default)", **_PLAIN)
+    for preset, protocol in PRESETS.get(name, {}).items():
+        for source in dict.fromkeys(value.source for value in protocol.values()):
+            presets.add_row(preset, _settings(protocol, source), source)
+    console.print(presets)
+    methods = Table("method", "presets", "settings", "source", title="Settings of methods", **_PLAIN)
+    for record in METHODS.values():
+        for (task, settings, source), presets_of in _grouped(record.settings).items():
+            if task == name:
+                methods.add_row(record.name, ", ".join(presets_of), settings, source)
+    console.print(methods)
     console.print(
         "Sources: paper, 'Domain-independent Dominance of Adaptive Methods'; awd, the code of the AWD-LSTM, which its "
         "language model follows; release, the authors' code; ours."
     )
-    paper = Table(title="Table 1 of the paper: test errors (ImageNet: validation), in %; bits per character")
-    paper.add_column("method")
-    for column in METHODS["sgd"].paper_errors:
-        paper.add_column(column, justify="right")
-    for record in METHODS.values():
-        paper.add_row(record.title, *record.paper_errors.values())
-    console.print(paper)
 
 
 def _grouped(settings: Mapping[tuple[str, str], Mapping[str, Sourced]]) -> dict[tuple[str, str, str], list[str]]:
@@ -219,11 +206,11 @@ def _grouped(settings: Mapping[tuple[str, str], Mapping[str, Sourced]]) -> dict[
     groups: dict[tuple[str, str, str], list[str]] = {}
     for (task, preset), found in settings.items():
         for source in dict.fromkeys(value.source for value in found.values()):
-            groups.setdefault((task, _told(found, source), source), []).append(preset)
+            groups.setdefault((task, _settings(found, source), source), []).append(preset)
     return groups
 
 
-def _told(settings: Mapping[str, Sourced], source: str) -> str:
+def _settings(settings: Mapping[str, Sourced], source: str) -> str:
     return ", ".join(f"{name}={value.value}" for name, value in settings.items() if value.source == source)
 
 
@@ -234,7 +221,7 @@ def bench_step(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="where to write the numbers", show_default=False)
     ] = None,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help=DRY_RUN["dry_run"])] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)] = False,
 ) -> None:
     """Measure a step's time and memory beside torch's optimizers, on the parameters of real models."""
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -257,9 +244,11 @@ def add_to(app: typer.Typer) -> None:
     >>> app = typer.Typer()
     >>> add_to(app)
     >>> [command.name or command.callback.__name__ for command in app.registered_commands]
-    ['train', 'synthetic', 'list']
+    ['train', 'resume', 'queue', 'synthetic', 'list']
     """
-    app.command()(train)
+    app.command()(with_options(train, OPTIONS.values()))
+    app.command()(resume)
+    app.command()(queue)
     app.command()(synthetic)
     app.command("list")(list_all)
     app.add_typer(bench_app, name="bench")

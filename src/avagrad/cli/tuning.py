@@ -1,4 +1,4 @@
-"""The commands that search: tune, sweep, and study."""
+"""The commands that search: tune, and study."""
 
 import importlib
 import json
@@ -23,7 +23,7 @@ from avagrad.tune.study import DIRECTIONS, GIVEN_BACK, PRUNERS, Study
 from avagrad.tune.trial import Objective
 from avagrad.tune.tuner import Progress, Result, Stopped, tune
 
-__all__ = ["add_to"]
+__all__ = ["SearchBar", "add_to", "exits_when_stopped", "show_plan", "show_result"]
 
 study_app = typer.Typer(help="Bring records into a study, and get them out.", no_args_is_help=True)
 
@@ -84,85 +84,11 @@ def tune_command(
     function = _imported(objective)
     axes = {"lr": axis(lr, "lr"), "eps": axis(eps, "eps")}
     if dry_run:
-        _say_what_would_run(axes, search)
+        show_plan(axes, search)
         return
-    with _told_when_stopped(), _Shown() as shown:
+    with exits_when_stopped(), SearchBar() as shown:
         result = tune(function, **axes, direction=direction, storage=storage, watcher=shown, **search)  # type: ignore[arg-type]
-    _say(result)
-
-
-def sweep_command(
-    context: typer.Context,
-    task: Annotated[str, typer.Argument(help="a task of `avagrad list`, or module:Class")],
-    optimizer: Annotated[str, typer.Option(help="the method, by name")] = "avagrad",
-    lr: Annotated[str | None, typer.Option("--lr", help="1e-4:1e3:15, 0.1,1,10, ...; the paper's by default")] = None,
-    eps: Annotated[str | None, typer.Option("--eps", help="likewise; 'preset' for the preset's alone")] = None,
-    method: Method = "separable",
-    storage: Storage = None,
-    out: Annotated[str | None, typer.Option(help="a folder for runs and study", show_default=False)] = None,
-    workers: Workers = 0,
-    seeds: Seeds = 1,
-    start_lr: StartLr = None,
-    start_eps: StartEps = None,
-    timeout: Timeout = None,
-    retries: Retries = 2,
-    margin: Margin = 0.0,
-    pruner: Pruner = None,
-    slots_per_gpu: SlotsPerGpu = 1,
-    ray: Ray = None,
-    name: Name = None,
-    preset: Annotated[str | None, typer.Option(help="a protocol: settings with their sources")] = None,
-    data: Annotated[str | None, typer.Option(help="where the task's data are", show_default=False)] = None,
-    epochs: Annotated[int | None, typer.Option(help="how many epochs", show_default=False)] = None,
-    milestones: Annotated[str | None, typer.Option(help="epochs at which the learning rate drops")] = None,
-    weight_decay: Annotated[float | None, typer.Option(help="weight decay", show_default=False)] = None,
-    device: Annotated[str, typer.Option(help="cpu, cuda, ...")] = "cpu",
-    option: Annotated[list[str] | None, typer.Option("--option", "-o", help="of the task: NAME=VALUE")] = None,
-    optimizer_option: Annotated[list[str] | None, typer.Option(help="of the method: NAME=VALUE")] = None,
-    engine: Annotated[str, typer.Option(help="runs: one after the other; ensemble: all at once")] = "runs",
-    members_at_once: Annotated[int | None, typer.Option(help="of an ensemble; chosen by default")] = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Search over lr and eps on a task of the laboratory: the paper's heat maps, or two lines of them."""
-    from avagrad.lab.sweep import default_axes, sweep
-
-    usual = default_axes(task, optimizer)
-    axes: dict[str, Axis | None] = {"lr": axis(lr or usual["lr"], "lr")}
-    axes["eps"] = None if eps == "preset" else axis(eps or usual["eps"], "eps")
-    search = {
-        key: context.params[key]
-        for key in ("method", "workers", "seeds", "start_lr", "start_eps", "timeout", "retries", "margin", "pruner",
-                    "slots_per_gpu", "ray", "name")
-    }  # fmt: skip
-    if dry_run:
-        _say_what_would_run(axes, search)
-        return
-    given = {key: context.params[key] for key in ("optimizer", "preset", "data", "epochs", "weight_decay", "device")}
-    if milestones is not None:
-        given["milestones"] = milestones
-    with _told_when_stopped(), ExitStack() as stack:
-        if engine == "ensemble":
-            from avagrad.cli.lab import RunBar
-
-            # An ensemble's points are all done at the end alone: what is shown is how far it is.
-            shown: dict[str, Any] = {"callback": stack.enter_context(RunBar(Console(stderr=True)))}
-        else:
-            shown = {"watcher": stack.enter_context(_Shown())}
-        result = sweep(
-            task,
-            given,
-            lr=axes["lr"],
-            eps=axes["eps"],
-            options=option or (),
-            optimizer_options=optimizer_option or (),
-            storage=storage,
-            folder=out,
-            engine=engine,
-            members_at_once=members_at_once,
-            **shown,
-            **search,
-        )
-    _say(result)
+    show_result(result)
 
 
 @study_app.command("import")
@@ -236,7 +162,7 @@ def _opened(storage: str, name: str | None) -> Study:
 
 
 @contextmanager
-def _told_when_stopped() -> Iterator[None]:
+def exits_when_stopped() -> Iterator[None]:
     """Say how to go on after Ctrl-C, which typer would end without a word."""
     try:
         yield
@@ -264,7 +190,8 @@ def _imported(text: str) -> Objective:
     return found  # type: ignore[return-value]  # the tuner looks whether it can be called
 
 
-def _say_what_would_run(axes: dict[str, Axis | None], search: dict[str, Any]) -> None:
+def show_plan(axes: dict[str, Axis | None], search: dict[str, Any]) -> None:
+    """Print what a search would run."""
     space = Space(axes["lr"], axes["eps"])
     first = plan(search["method"], space, {}, start=space.start(search["start_lr"], search["start_eps"]))
     for line in (space.lr, space.eps):
@@ -276,13 +203,14 @@ def _say_what_would_run(axes: dict[str, Axis | None], search: dict[str, Any]) ->
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")
 
 
-def _say(result: Result) -> None:
+def show_result(result: Result) -> None:
+    """Print what a search has found; exit with code 1 if it has found nothing, or a point has failed."""
     typer.echo(result.told())
     if result.failed or result.best is None:
         raise typer.Exit(1)
 
 
-class _Shown:
+class SearchBar:
     """Shows progress: a bar on a terminal, else a line now and then."""
 
     EVERY = 30.0  # seconds
@@ -292,7 +220,7 @@ class _Shown:
         self.bar = Bar(self.console, unit="")
         self.last = time.monotonic()
 
-    def __enter__(self) -> "_Shown":
+    def __enter__(self) -> "SearchBar":
         with ExitStack() as stack:
             stack.enter_context(self.bar)
             self.stack = stack.pop_all()
@@ -302,6 +230,7 @@ class _Shown:
         self.stack.close()
 
     def __call__(self, progress: Progress) -> None:
+        """Show how far the search is."""
         if self.console.is_terminal:
             best = "" if progress.at is None else f"best {progress.best:.4g} at {progress.at}"
             counts = f"{progress.done} of {progress.total}"
@@ -317,8 +246,7 @@ def add_to(app: typer.Typer) -> None:
     >>> app = typer.Typer()
     >>> add_to(app)
     >>> [command.name for command in app.registered_commands]
-    ['tune', 'sweep']
+    ['tune']
     """
     app.command("tune")(tune_command)
-    app.command("sweep")(sweep_command)
     app.add_typer(study_app, name="study")

@@ -248,6 +248,8 @@ def _check(config: Config) -> None:
     whole = isinstance(config.milestones, tuple) and all(is_whole(milestone, 1) for milestone in config.milestones)
     rises = whole and sorted(set(config.milestones)) == list(config.milestones)
     refuse_unless("milestones", rises, "epochs in rising order, each a whole number of at least 1")
+    within = config.sources.get("milestones") != "given" or all(m < config.epochs for m in config.milestones)
+    refuse_unless("milestones", within, f"epochs before the end, which is at {config.epochs}")
     refuse_unless("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
     refuse_unless("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
     refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")

@@ -13,7 +13,7 @@ import sys
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -98,12 +98,11 @@ class Grid(Job):
 class Search(Job):
     """A separable search over lr and eps, each of its stages as one computation.
 
-    >>> Search(name="search/a", cost=1.0, task="digits", given={"optimizer": "adam"}).lr
+    >>> Search(name="search/a", cost=1.0, config=configure("digits", "adam")).lr
     'paper'
     """
 
-    task: str
-    given: Mapping[str, Any]
+    config: Config
     lr: str = "paper"
     eps: str = "paper"
 
@@ -117,7 +116,7 @@ class Search(Job):
         def watch(progress: Progress) -> None:
             tell(progress.done / progress.total)
 
-        found = sweep(self.task, self.given, lr=lr, eps=eps, folder=out, engine="ensemble", watcher=watch)
+        found = sweep(self.config, lr=lr, eps=eps, folder=out, engine="ensemble", watcher=watch)
         if found.failed:
             raise RuntimeError("; ".join(f"{key}: {why}" for key, why in found.failed.items()))
         RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "told": found.told()})
@@ -199,7 +198,7 @@ def jobs() -> list[Job]:
             )
             for name, (method, options) in _MAPS.items()
         ),
-        Search(name="search/avagrad", cost=7.0, task="digits", given={"optimizer": "avagrad"}),
+        Search(name="search/avagrad", cost=7.0, config=configure("digits", "avagrad")),
         *(
             Training(name=f"runs/digits/{method}-{seed}", cost=0.7, config=configure("digits", method, seed=seed))
             for method in METHODS

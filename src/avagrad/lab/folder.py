@@ -14,7 +14,7 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -43,14 +43,21 @@ def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
             file.flush()
             os.fsync(file.fileno())
         os.replace(beside, path)
-    except BaseException:
+    except BaseException as error:
         beside.unlink(missing_ok=True)
+        _name_file(error, path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         os.fsync(folder)  # the new name, too, has to survive
     finally:
         os.close(folder)
+
+
+def _name_file(error: BaseException, path: Path) -> None:
+    """Have an error of the system say which file it is about: a full disk does not."""
+    if isinstance(error, OSError) and error.filename is None:
+        error.filename = str(path)
 
 
 def plain(value: Any) -> Any:
@@ -104,12 +111,14 @@ class RunFolder:
         *,
         resume: bool = False,
         may_differ: Collection[str] = (),
+        defaults: Mapping[str, Any] | None = None,
     ) -> Iterator["RunFolder"]:
         """Take a folder for a run, for the length of a ``with`` block.
 
         Without ``resume`` it must be new or empty. With it, it may also hold this same run, begun or finished; another
         run, or anything else, is refused and left as it is. ``config`` is what makes a run this run, but for the keys
-        in ``may_differ``; ``about`` is written beside it (versions, commit).
+        in ``may_differ``; ``about`` is written beside it (versions, commit). ``defaults`` are the values of keys that a
+        folder of an earlier version does not have.
         """
         folder = cls(Path(path))
         folder._make()
@@ -126,7 +135,7 @@ class RunFolder:
                     "or go on with what it holds (resume, --resume)."
                 )
             else:
-                folder._check_that_it_holds(config, held, may_differ)
+                folder._check_that_it_holds(config, held, may_differ, defaults or {})
             yield folder
         except BaseException:
             if is_new and set(os.listdir(folder.path)) - _UNFINISHED == {CONFIG}:
@@ -162,7 +171,9 @@ class RunFolder:
             os.close(self._lock)
             self._lock = None
 
-    def _check_that_it_holds(self, config: dict[str, Any], held: list[str], may_differ: Collection[str]) -> None:
+    def _check_that_it_holds(
+        self, config: dict[str, Any], held: list[str], may_differ: Collection[str], defaults: Mapping[str, Any]
+    ) -> None:
         if CONFIG not in held:
             raise FileExistsError(
                 f"out is {str(self.path)!r}, which holds {_some(held)} but no {CONFIG}: it is not the folder of a run."
@@ -171,6 +182,7 @@ class RunFolder:
         there = written.get("config")
         if not isinstance(there, dict) or not isinstance(written.get("about"), dict):
             raise ValueError(f"{self.path / CONFIG} is not one that a run has written: 'config' or 'about' is missing.")
+        there = {**{key: value for key, value in defaults.items() if key in config}, **there}
         keys = sorted((config.keys() | there.keys()) - set(may_differ))
         differs = [key for key in keys if plain(config.get(key)) != there.get(key)]
         if differs:
@@ -224,8 +236,13 @@ class RunFolder:
 
     def append(self, row: dict[str, Any]) -> None:
         """Add a line to the metrics."""
-        with (self.path / METRICS).open("ab") as file:
-            file.write(json.dumps(plain(row), allow_nan=False).encode() + b"\n")
+        line = json.dumps(plain(row), allow_nan=False).encode() + b"\n"
+        try:
+            with (self.path / METRICS).open("ab") as file:
+                file.write(line)
+        except OSError as error:
+            _name_file(error, self.path / METRICS)
+            raise
 
     def save(self, state: dict[str, Any]) -> None:
         """Replace the checkpoint; it remembers how long the metrics were."""

@@ -6,10 +6,11 @@ threads and the precision it computes with, and ears for SIGTERM and SIGINT.
 """
 
 import contextlib
+import dataclasses
+import signal
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ __all__ = ["Callback", "OpenRun", "Run", "open_run"]
 
 # A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = {"sources", "data", "threads"}
+_DEFAULTS = {x.name: x.default for x in dataclasses.fields(Config) if x.default is not dataclasses.MISSING}
 CHECKS_EVERY = 64  # steps between two reads of a GPU's counters, each of which waits for it
 
 
@@ -43,7 +45,7 @@ class Callback:
         """Called with each line of the metrics."""
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class OpenRun:
     """What a run lives in, while it is open."""
 
@@ -54,6 +56,7 @@ class OpenRun:
     stop: StopRequest
     processes: Processes
     save_every: float
+    deadline: float | None  # of time.monotonic()
 
 
 @contextlib.contextmanager
@@ -65,6 +68,7 @@ def open_run(
     identity: dict[str, Any] | None = None,
     resume: bool = False,
     save_every: float = 30.0,
+    deadline: float | None = None,
     processes: Processes | None = None,
 ) -> Iterator[OpenRun]:
     """Open the run that a Config describes, new or to go on with.
@@ -76,12 +80,14 @@ def open_run(
         identity: what makes the run this run, as JSON; by default the Config.
         resume: ``out`` may hold this same run.
         save_every: seconds between checkpoints.
+        deadline: the time of ``time.monotonic()`` at which the run saves and stops, as if a signal had come.
         processes: those that share the run; the first one writes.
     """
     processes = processes or Processes()
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
     may_differ = _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
-    claim = RunFolder.claim(out, identity or config.as_json(), facts, resume=resume, may_differ=may_differ)
+    identity = identity or config.as_json()
+    claim = RunFolder.claim(out, identity, facts, resume=resume, may_differ=may_differ, defaults=_DEFAULTS)
     with contextlib.ExitStack() as stack:
         folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
         written = folder.begun_on(facts["data"], config.data)
@@ -91,7 +97,7 @@ def open_run(
             threads, precision = int(written["config"]["threads"]), config.precision
             stack.enter_context(computing_with(threads, precision=precision, deterministic=config.deterministic))
             stop = stack.enter_context(catch_signals())
-        yield OpenRun(folder, facts, written["about"], result, stop, processes, save_every)
+        yield OpenRun(folder, facts, written["about"], result, stop, processes, save_every, deadline)
 
 
 class Run(ABC):
@@ -100,7 +106,7 @@ class Run(ABC):
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
         self.folder, self.facts, self.processes = opened.folder, opened.facts, opened.processes
         self.callback = callback if callback is not None and opened.processes.rank == 0 else Callback()
-        self._stop, self._save_every = opened.stop, opened.save_every
+        self._stop, self._save_every, self._deadline = opened.stop, opened.save_every, opened.deadline
         self.set_clock(0.0)
 
     @abstractmethod
@@ -146,8 +152,11 @@ class Run(ABC):
 
     def save_if_due(self) -> None:
         """Write a checkpoint where it is time for one; where a signal came, raise Stopped after it."""
-        is_due = time.monotonic() - self._saved >= self._save_every
-        wanted = self.processes.largest(self._stop.signal or int(is_due))  # no signal that is caught has the number 1
+        now = time.monotonic()
+        is_over = self._deadline is not None and now >= self._deadline
+        is_due = now - self._saved >= self._save_every
+        number = self._stop.signal or (signal.SIGTERM if is_over else int(is_due))  # no signal that comes here is 1
+        wanted = self.processes.largest(number)
         if wanted:
             self.save()
         if wanted > 1:

@@ -1,12 +1,10 @@
 """Searches over lr and eps on the tasks of the laboratory: an objective that is a training run."""
 
 import hashlib
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.command import config_of
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
@@ -18,7 +16,6 @@ from avagrad.tune.space import Axis, Point
 __all__ = ["ENGINES", "TaskObjective", "comparable", "default_axes", "sweep"]
 
 ENGINES = ("runs", "ensemble")
-_NOTHING = dict.fromkeys(("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads"))
 # Settings that differ from point to point, or that results do not depend on beyond the last digits.
 _MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
 
@@ -41,28 +38,26 @@ class TaskObjective:
 
     A point that is run again goes on from its last checkpoint. The weights of a finished run are not kept.
 
-    >>> TaskObjective("digits", {"optimizer": "sgd"}).config(0.5, None, 3).lr
+    >>> from avagrad.lab.config import configure
+    >>> TaskObjective(configure("digits", "sgd")).at(0.5, None, 3).lr
     0.5
     """
 
-    task: str
-    given: Mapping[str, Any]  # as a command line gives them, see avagrad.lab.command.OPTIONS
-    options: Sequence[str] = ()
-    optimizer_options: Sequence[str] = ()
+    config: Config  # of all points, but for lr, eps and seed
     folder: str = "runs"
 
-    def config(self, lr: float | None, eps: float | None, seed: int) -> Config:
-        """Return the run of a point; what is not on an axis is what was given, or the preset's."""
+    def at(self, lr: float | None, eps: float | None, seed: int) -> Config:
+        """Return the run of a point; what is not on an axis is the Config's."""
         point = {name: value for name, value in (("lr", lr), ("eps", eps)) if value is not None}
-        given = {**_NOTHING, **self.given, **point, "seed": seed}
-        return config_of(self.task, given, self.options, self.optimizer_options)
+        sources = {**self.config.sources, **dict.fromkeys(point, "given")}
+        return replace(self.config, **point, seed=seed, sources=sources)  # type: ignore[arg-type]
 
     def __call__(self, trial: Any) -> float:
         """Run a point."""
         from avagrad.tune import Diverged
 
         out = Path(self.folder, trial.key.replace(" ", "_"))
-        result = train(self.config(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
+        result = train(self.at(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
         (out / CHECKPOINT).unlink(missing_ok=True)
         if result["status"] == "diverged":
             raise Diverged(result["diverged_at"])
@@ -95,13 +90,10 @@ def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
 
 
 def sweep(
-    task: str,
-    given: Mapping[str, Any],
+    config: Config,
     *,
     lr: Axis | None,
     eps: Axis | None,
-    options: Sequence[str] = (),
-    optimizer_options: Sequence[str] = (),
     storage: str | Path | None = None,
     folder: str | Path | None = None,
     engine: str = "runs",
@@ -111,27 +103,27 @@ def sweep(
 ) -> Any:
     """Search over lr and eps on a task; ``search`` goes to :func:`avagrad.tune.tune`, whose result is returned.
 
-    With the engine "runs" each point is a training run; with "ensemble" all that are wanted at a time are trained as
-    one computation in this process, ``members_at_once`` at a time (None chooses), and ``callback`` sees it go by.
+    ``config`` is the run of all points; what is on an axis replaces its lr and eps. With the engine "runs" each point
+    is a training run; with "ensemble" all that are wanted at a time are trained as one computation in this process,
+    ``members_at_once`` at a time (None chooses), with ``callback``.
 
     >>> import tempfile
+    >>> from avagrad.lab.config import configure
     >>> from avagrad.tune.space import axis
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     result = sweep("digits", {"epochs": 1}, lr=axis("0.1,1", "lr"), eps=None, folder=place)
+    ...     result = sweep(configure("digits", epochs=1), lr=axis("0.1,1", "lr"), eps=None, folder=place)
     >>> len(result.trials)
     2
     """
     from avagrad.tune import tune
 
-    optimizer = given.get("optimizer") or "avagrad"
+    task, optimizer = config.task, config.optimizer
     place = Path(folder) if folder is not None else Path("runs", f"sweep-{task.replace(':', '-')}-{optimizer}")
-    given = {name: given.get(name) for name in given if name not in ("lr", "eps", "seed", "out")}
-    runs = str((place / "runs").resolve())
-    objective = TaskObjective(task, given, tuple(options), tuple(optimizer_options), runs)
+    objective = TaskObjective(config, str((place / "runs").resolve()))
     if engine not in ENGINES:
         raise ValueError(f"engine is {engine!r}, but must be one of {', '.join(ENGINES)}.")
-    # Made once: what is wrong is said before anything is queued.
-    config = objective.config(lr.values[0] if lr else None, eps.values[0] if eps else None, 0)
+    if eps is not None and not method(optimizer).has_eps:
+        raise ValueError(f"eps has {len(eps)} values, but {optimizer} has no eps.")
     if config.task_options.get("full"):
         raise ValueError("full is True, but a search chooses by the validation error, and must leave that part out.")
     if engine == "ensemble":

@@ -44,6 +44,7 @@ def train(
     resume: bool = False,
     callback: Callback | None = None,
     save_every: float = 30.0,
+    deadline: float | None = None,
     tensorboard: bool = False,
     download: bool = False,
 ) -> dict[str, Any]:
@@ -59,6 +60,7 @@ def train(
         resume: go on with what is in ``out``, or begin if it is empty.
         callback: is called while the run goes on.
         save_every: seconds between checkpoints.
+        deadline: the time of ``time.monotonic()`` at which it saves and stops, as if a signal had come.
         tensorboard: also write events for TensorBoard into the folder.
         download: the task may fetch its data.
 
@@ -73,7 +75,8 @@ def train(
     with joined(config.device) as processes:
         options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
         task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
-        with open_run(config, task, out, resume=resume, save_every=save_every, processes=processes) as opened:
+        often = {"save_every": save_every, "deadline": deadline}
+        with open_run(config, task, out, resume=resume, processes=processes, **often) as opened:  # type: ignore[arg-type]
             if opened.result is not None:
                 return opened.result
             return Training(config, task, opened, callback, tensorboard=tensorboard).run()

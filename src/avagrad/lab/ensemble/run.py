@@ -104,7 +104,8 @@ def train_ensemble(
         raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, where it is twice as fast.")
     compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
     convolution = convolution or ("bmm" if compiles or on_cuda else "grouped")
-    identity = {name: value for name, value in config.as_json().items() if name not in ("lr", "eps", "seed")}
+    on_axes = {"seed", *(name for name, value in points[0]._asdict().items() if value is not None)}
+    identity = {name: value for name, value in config.as_json().items() if name not in on_axes}
     identity |= {"points": [point.key for point in points], "compile": compiles, "convolution": convolution}
     with open_run(config, task, out, identity=identity, resume=resume, save_every=save_every) as opened:
         if opened.result is not None:

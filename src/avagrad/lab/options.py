@@ -1,0 +1,173 @@
+"""The options of a run, once: both command lines are made from this table, and a Config is made from what they read."""
+
+import argparse
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from avagrad.lab.config import Config, configure
+
+__all__ = ["OPTIONS", "Option", "add_options", "config_from", "describe", "parse_settings"]
+
+
+@dataclass(frozen=True)
+class Option:
+    """An option of a command. A bool is a flag; a list may be given several times.
+
+    >>> OPTIONS["weight_decay"].flags
+    ('--weight-decay',)
+    """
+
+    name: str
+    kind: type
+    help: str
+    short: str | None = None
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """How it is written."""
+        long = f"--{self.name.replace('_', '-')}"
+        return (long,) if self.short is None else (long, self.short)
+
+    @property
+    def default(self) -> Any:
+        """What it is where it is not given."""
+        return {bool: False, list: ()}.get(self.kind)
+
+
+_TABLE = [
+    Option("optimizer", str, "the method, by name; avagrad if not given"),
+    Option("lr", float, "learning rate"),
+    Option("eps", float, "epsilon"),
+    Option("weight_decay", float, "weight decay"),
+    Option("preset", str, "a protocol: settings with their sources"),
+    Option("data", str, "where the task's data are"),
+    Option("seed", int, "fixes everything that is random; 0 if not given"),
+    Option("out", str, "the folder of the run"),
+    Option("resume", bool, "go on with the run in --out"),
+    Option("epochs", int, "how many epochs"),
+    Option("milestones", str, "epochs at which the learning rate drops, such as 60,120,160; 'none' for a constant one"),
+    Option("factor", float, "what it is multiplied by then"),
+    Option("schedule", str, "of the learning rate: milestones, or cosine, down to 0 at the end"),
+    Option("warmup", int, "steps over which the learning rate rises from 0"),
+    Option("clip", float, "the largest norm of all gradients together; 0 for no clipping"),
+    Option("option", list, "an option of the task: NAME=VALUE", "-o"),
+    Option("optimizer_option", list, "an option of the method: NAME=VALUE"),
+    Option("device", str, "cpu, cuda, ...; cpu if not given"),
+    Option("threads", int, "how many threads torch computes with"),
+    Option("precision", str, "float32, tf32 or bf16; on a GPU the task's own, if not given"),
+    Option("no_graph", bool, "on a GPU, do not record the step as a graph"),
+    Option("compile", bool, "compile the model (torch.compile)"),
+    Option("deterministic", bool, "on a GPU, compute the same bits in every run"),
+    Option("save_every", float, "seconds between checkpoints; 30 if not given"),
+    Option("tensorboard", bool, "also write events for TensorBoard"),
+    Option("download", bool, "the task may fetch its data"),
+    Option("dry_run", bool, "say what would be run, and run nothing"),
+]
+OPTIONS = {option.name: option for option in _TABLE}
+
+
+def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
+    """Give a parser these options.
+
+    >>> parser = argparse.ArgumentParser()
+    >>> add_options(parser, [OPTIONS["lr"], OPTIONS["option"]])
+    >>> parser.parse_args(["--lr", "0.1", "-o", "width=3"])
+    Namespace(lr=0.1, option=['width=3'])
+    """
+    for option in options:
+        if option.kind is bool:
+            parser.add_argument(*option.flags, action="store_true", help=option.help)
+        elif option.kind is list:
+            parser.add_argument(*option.flags, action="append", default=[], metavar="NAME=VALUE", help=option.help)
+        else:
+            parser.add_argument(*option.flags, type=option.kind, help=option.help)
+
+
+_PYTHONS = {"True": "true", "False": "false", "None": "null"}
+
+
+def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
+    """Read ``name=value`` pairs; a value is JSON where it can be (or Python's True, False, None), else a word.
+
+    >>> parse_settings(["model=conv", "width=32", "full=true", "nesterov=False"], "option")
+    {'model': 'conv', 'width': 32, 'full': True, 'nesterov': False}
+    >>> parse_settings(["model"], "option")
+    Traceback (most recent call last):
+    ...
+    ValueError: option is 'model', but must be name=value.
+    """
+    settings: dict[str, Any] = {}
+    for pair in pairs:
+        name, equals, value = pair.partition("=")
+        if not equals or not name:
+            raise ValueError(f"{what} is {pair!r}, but must be name=value.")
+        try:
+            read = json.loads(_PYTHONS.get(value, value))
+        except ValueError:
+            read = value
+        settings[name.replace("-", "_")] = tuple(read) if isinstance(read, list) else read
+    return settings
+
+
+def _milestones(text: str) -> tuple[int, ...]:
+    if text in ("", "none"):
+        return ()
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise ValueError(f"milestones is {text!r}, but must be epochs with commas between them, or 'none'.") from None
+
+
+def config_from(task: str, given: Mapping[str, Any]) -> Config:
+    """Return the run that a command line asks for; ``given`` has names of OPTIONS, None where one is not given.
+
+    >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
+    (2, 4)
+    """
+    names = ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads", "schedule", "warmup")
+    settings = {name: given.get(name) for name in names}
+    if given.get("milestones") is not None:
+        settings["milestones"] = _milestones(given["milestones"])
+    no_clipping = settings["clip"] == 0
+    if no_clipping:
+        settings["clip"] = None
+    return configure(
+        task,
+        given.get("optimizer") or "avagrad",
+        preset=given.get("preset"),
+        seed=given.get("seed") or 0,
+        data=given.get("data"),
+        device=given.get("device") or "cpu",
+        task_options=parse_settings(given.get("option") or (), "option"),
+        optimizer_options=parse_settings(given.get("optimizer_option") or (), "optimizer-option"),
+        no_clipping=no_clipping,
+        precision=given.get("precision"),
+        graph=False if given.get("no_graph") else None,
+        compile=bool(given.get("compile")),
+        deterministic=bool(given.get("deterministic")),
+        **settings,
+    )
+
+
+def describe(config: Config) -> str:
+    """Return each setting of a run with its source.
+
+    >>> print(describe(config_from("digits", {"epochs": 5, "option": ["model=conv"]})))
+    digits, avagrad, preset quick, seed 0, on cpu
+    lr: 0.5 (ours)
+    ...
+    epochs: 5 (given)
+    ...
+    model: conv (given)
+    ...
+    """
+    settings = config.as_json()
+    nested = {**settings.pop("task_options"), **settings.pop("optimizer_options")}
+    lines = [f"{config.task}, {config.optimizer}, preset {config.preset}, seed {config.seed}, on {config.device}"]
+    for name, value in (settings | nested).items():
+        if name not in ("task", "optimizer", "preset", "seed", "device", "sources"):
+            source = config.sources.get(name)
+            lines.append(f"{name}: {value}" + (f" ({source})" if source else ""))
+    return "\n".join(lines)

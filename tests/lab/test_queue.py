@@ -1,0 +1,143 @@
+"""A list of runs, worked off a part at a time, by processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from avagrad.lab.folder import RESULT, RunFolder, read_metrics
+from avagrad.lab.queue import Entry, main, read_queue, run_queue
+from avagrad.lab.run import Callback
+
+LIST = """
+# four tiny runs
+digits --optimizer sgd --epochs 3 --threads 1 --out sgd
+digits --optimizer adam --epochs 3 --threads 1 --seed 1
+
+digits --epochs 3 --threads 1 -o model=conv  # a convolutional network
+digits --optimizer avastep --epochs 3 --threads 1 --milestones 1,2
+"""
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Path:
+    (tmp_path / "list.txt").write_text(LIST)
+    return tmp_path / "list.txt"
+
+
+def outcome(folder: Path, entries: list[Entry]) -> list[Any]:
+    """Return all that the runs leave, but for times."""
+    found = []
+    for entry in entries:
+        result = RunFolder(folder / entry.name).read_result()
+        assert result is not None
+        rows = read_metrics(folder / entry.name)
+        assert not (folder / entry.name / "checkpoint.pt").exists()
+        found.append([{key: value for key, value in row.items() if key != "seconds"} for row in [result, *rows]])
+    return found
+
+
+def start(file: Path, out: Path, *options: str) -> subprocess.Popen[str]:
+    words = [sys.executable, "-m", "avagrad.lab.queue", str(file), "--out", str(out), "--save-every", "0", *options]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    return subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment)
+
+
+def lines_of_metrics(out: Path) -> int:
+    return sum(len(path.read_text().splitlines()) for path in out.glob("*/metrics.jsonl"))
+
+
+def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -> None:
+    entries = read_queue(file)
+    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
+    out = tmp_path / "parts"
+    for kill in range(3):
+        before = lines_of_metrics(out)
+        process = start(file, out)
+        while lines_of_metrics(out) <= before + kill and process.poll() is None:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
+        process.communicate()
+    said, _ = start(file, out).communicate()
+    assert "4 of 4 runs are finished" in said
+    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+    again, _ = start(file, out).communicate()  # nothing is left to do
+    assert "finished in" in again
+    assert "finished\n" not in again
+
+
+def test_two_at_once_share_the_list(file: Path, tmp_path: Path) -> None:
+    entries, out = read_queue(file), tmp_path / "shared"
+    processes = [start(file, out) for _ in range(2)]
+    said = [process.communicate()[0] for process in processes]
+    assert all(process.returncode == 0 for process in processes)
+    shares = [{line.split(":")[0] for line in text.splitlines() if line.endswith(": finished")} for text in said]
+    assert set.union(*shares) == {entry.name for entry in entries}
+    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
+    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+
+
+def test_it_ends_in_time_and_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The clock stands at the deadline when the second step of the third run is done."""
+    entries, out, clock = read_queue(file), tmp_path / "out", time.monotonic
+
+    class Late(Callback):
+        runs = 0
+
+        def on_start(self, *_: Any) -> None:
+            self.runs += 1
+
+        def on_step(self, done: int) -> None:
+            if self.runs == 3 and done == 2:
+                monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600)
+
+    assert len(list(run_queue(entries, out, minutes=30, callback=Late()))) == 2
+    monkeypatch.setattr(time, "monotonic", clock)
+    assert [entry.is_finished(out) for entry in entries] == [True, True, False, False]
+    assert (out / entries[2].name / "checkpoint.pt").exists()
+    assert len(list(run_queue(entries, out))) == 2
+    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
+    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+
+
+@pytest.mark.parametrize(
+    ("line", "says"),
+    [
+        ("digitz", "line 2 of {file}: task is 'digitz', which is not known; did you mean 'digits'?"),
+        ("digits --optimizer adan", "line 2 of {file}: optimizer is 'adan'"),
+        ("digits --lr abc", "line 2 of {file}: argument --lr: invalid float value: 'abc'"),
+        ("digits --width 3", "line 2 of {file}: unrecognized arguments: --width 3"),
+        ("digits 'a", "line 2 of {file}: No closing quotation"),
+        ("digits --epochs 3", "line 2 of {file}: the run 'digits-avagrad-seed0-"),
+    ],
+)
+def test_a_bad_line_is_named(line: str, says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "list.txt"
+    file.write_text(f"digits --epochs 3\n{line}\n")
+    assert main([str(file)]) == 2
+    assert says.format(file=file) in capsys.readouterr().err
+    assert [path.name for path in tmp_path.iterdir()] == ["list.txt"]
+
+
+def test_bad_times_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(file), "--minutes", "0"]) == 2
+    assert "minutes is 0.0, but must be a number above 0." in capsys.readouterr().err
+
+
+def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    said = capsys.readouterr().out
+    assert "0 of 4 runs are finished" in said
+    assert said.count("left: ") == 4
+    assert not (tmp_path / "out").exists()
+    folder = tmp_path / "out" / "sgd"
+    folder.mkdir(parents=True)
+    (folder / RESULT).write_text(json.dumps({"status": "finished"}))
+    assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert "1 of 4 runs are finished" in capsys.readouterr().out
