@@ -18,8 +18,9 @@ import torch
 from short_runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 import avagrad
+from avagrad.files import write_atomic
 from avagrad.lab.config import Config, configure
-from avagrad.lab.folder import RunFolder, read_metrics, write_whole
+from avagrad.lab.folder import RunFolder, read_metrics
 from avagrad.lab.methods import METHODS
 from avagrad.lab.run import Callback
 from avagrad.lab.tasks import task_class
@@ -493,14 +494,14 @@ def test_what_a_kill_leaves_at_the_very_start_is_no_run(tmp_path: Path) -> None:
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path) -> None:
     path = tmp_path / "file"
-    write_whole(path, lambda file: file.write(b"old"))
+    write_atomic(path, lambda file: file.write(b"old"))
 
     def fail(file: Any) -> None:
         file.write(b"new")
         raise OSError("the disk is full")
 
     with pytest.raises(OSError, match="full"):
-        write_whole(path, fail)
+        write_atomic(path, fail)
     assert contents(tmp_path) == {"file": b"old"}
 
 

@@ -14,50 +14,19 @@ import errno
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import torch
 
-__all__ = ["Follower", "RunFolder", "read_metrics", "write_whole"]
+from avagrad.files import name_file, write_atomic
+
+__all__ = ["Follower", "RunFolder", "read_metrics"]
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 # What a process that was killed while it wrote one of them leaves.
 _UNFINISHED = {f".{name}.new" for name in (CONFIG, CHECKPOINT, RESULT)}
-
-
-def write_whole(path: Path, write: Callable[[IO[bytes]], object]) -> None:
-    """Replace a file so that nobody ever sees a part of it, not even after a crash.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     write_whole(Path(folder, "a"), lambda file: file.write(b"all"))
-    ...     Path(folder, "a").read_bytes(), sorted(os.listdir(folder))
-    (b'all', ['a'])
-    """
-    beside = path.with_name(f".{path.name}.new")
-    try:
-        with beside.open("wb") as file:
-            write(file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException as error:
-        beside.unlink(missing_ok=True)
-        _name_file(error, path)
-        raise
-    folder = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(folder)  # the new name, too, has to survive
-    finally:
-        os.close(folder)
-
-
-def _name_file(error: BaseException, path: Path) -> None:
-    """Have an error of the system say which file it is about: a full disk does not."""
-    if isinstance(error, OSError) and error.filename is None:
-        error.filename = str(path)
 
 
 def plain(value: Any) -> Any:
@@ -211,7 +180,7 @@ class RunFolder:
     def write_json(self, name: str, content: dict[str, Any]) -> None:
         """Write one of the folder's JSON files, as a whole."""
         text = json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
-        write_whole(self.path / name, lambda file: file.write(text.encode()))
+        write_atomic(self.path / name, lambda file: file.write(text.encode()))
 
     def begun_on(self, digest: str, data: str | None) -> dict[str, Any]:
         """Return what was written when the run began, or say that it was begun on other data than these."""
@@ -241,7 +210,7 @@ class RunFolder:
             with (self.path / METRICS).open("ab") as file:
                 file.write(line)
         except OSError as error:
-            _name_file(error, self.path / METRICS)
+            name_file(error, self.path / METRICS)
             raise
 
     def save(self, state: dict[str, Any]) -> None:
@@ -252,7 +221,7 @@ class RunFolder:
             with metrics.open("rb+") as file:
                 length = file.seek(0, os.SEEK_END)
                 os.fsync(file.fileno())
-        write_whole(self.path / CHECKPOINT, lambda file: torch.save(state | {"metrics_bytes": length}, file))
+        write_atomic(self.path / CHECKPOINT, lambda file: torch.save(state | {"metrics_bytes": length}, file))
 
     def load(self) -> dict[str, Any] | None:
         """Return the checkpoint, if there is one, and cut the metrics off where it was taken."""

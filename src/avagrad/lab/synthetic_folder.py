@@ -6,8 +6,9 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from avagrad.files import write_atomic
 from avagrad.lab.environment import about
-from avagrad.lab.folder import RunFolder, write_whole
+from avagrad.lab.folder import RunFolder
 from avagrad.lab.tasks.synthetic import Curve, Settings, run
 
 __all__ = ["run_into"]
@@ -42,7 +43,7 @@ def run_into(
             for row in curve.rows(settings=settings)
         ]
         lines = "".join(f"{json.dumps(row)}\n" for row in rows)
-        write_whole(folder.path / "curves.jsonl", lambda file: file.write(lines.encode()))
+        write_atomic(folder.path / "curves.jsonl", lambda file: file.write(lines.encode()))
         last = {settings.w1: settings.steps for settings in runs}
         folder.write_result({"status": "finished", "last": [row for row in rows if row["step"] == last[row["w1"]]]})
         return folder.read_result() or {}

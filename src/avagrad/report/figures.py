@@ -9,6 +9,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
+from avagrad.files import write_atomic
 from avagrad.report.heatmaps import HeatMap, shades, short_value, text_colour, ticks
 
 __all__ = ["LOOKS", "Draw", "draw_heat_maps", "label", "rendered", "save"]
@@ -47,7 +48,8 @@ def save(figure: Figure, path: str | Path) -> None:
     ...     Path(place, "a.png").stat().st_size > 0
     True
     """
-    Path(path).write_bytes(rendered(figure, Path(path).suffix.lstrip(".").lower() or "png"))
+    content = rendered(figure, Path(path).suffix.lstrip(".").lower() or "png")
+    write_atomic(Path(path), lambda file: file.write(content))
 
 
 def rendered(figure: Figure, kind: str) -> bytes:

@@ -24,7 +24,7 @@ from typing import Any
 from urllib.parse import quote
 
 from avagrad import __version__
-from avagrad.lab.folder import write_whole
+from avagrad.files import write_atomic
 from avagrad.report.contents import Contents, Panel, Picture, contents
 from avagrad.report.figures import LOOKS, rendered
 from avagrad.report.reading import OUTPUT, Collection, Problem, Run, Sweep, collect
@@ -87,10 +87,10 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         if name not in made and _OURS.fullmatch(name):
             (beside / name).unlink()
     for name, held in made.items():
-        (beside / name).write_bytes(held)
+        write_atomic(beside / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
     text = _Page(collection, content, made, to_files, Path(beside.name)).text()
-    write_whole(page, lambda file: file.write(text.encode()))
+    write_atomic(page, lambda file: file.write(text.encode()))
     files_made = tuple(beside / name for name in made)
     return Report(page, content.findings, beside, files_made, collection.problems)
 

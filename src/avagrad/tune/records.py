@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from avagrad.files import write_atomic
 from avagrad.tune.space import NAMES, Axis, Point
 
 __all__ = ["Record", "read_records", "worst", "write_records"]
@@ -152,16 +153,7 @@ def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> No
             raise ValueError(f"records has {record.point.key} twice, but must have one record for each point.")
         lines[record.point] = _line(record)
     path = Path(path)
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new")
-    try:
-        with beside.open("w", encoding="utf-8", newline="\n") as file:
-            file.writelines(lines.values())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(beside, path)
-    except BaseException:
-        beside.unlink(missing_ok=True)
-        raise
+    write_atomic(path, lambda file: file.writelines(line.encode() for line in lines.values()), shared=True)
 
 
 def _line(record: Record) -> str:
