@@ -1,5 +1,6 @@
 """The demonstration: all jobs, killed and stopped, and what it says at the end."""
 
+import dataclasses
 import json
 import os
 import signal
@@ -14,6 +15,7 @@ from demo_jobs import Failing, Waiting, tiny_jobs, training
 from typer.testing import CliRunner
 
 from avagrad.cli import app
+from avagrad.lab.config import configure
 from avagrad.lab.demo import Job, jobs, run
 from avagrad.lab.folder import RunFolder
 from avagrad.lab.methods import METHODS
@@ -65,6 +67,17 @@ def can_be_claimed(folder: Path) -> bool:
             return True
     except BlockingIOError:
         return False
+
+
+def test_other_settings_are_run_anew(tmp_path: Path) -> None:
+    """A finished job is not taken for one whose settings have changed since."""
+    assert run([training()], tmp_path, workers=1) == {}
+    changed = dataclasses.replace(training(), config=configure("digits", "sgd", epochs=2), cost=7.0)
+    assert dataclasses.replace(training(), cost=7.0).is_done(tmp_path)
+    assert not changed.is_done(tmp_path)
+    assert run([changed], tmp_path, workers=1) == {}
+    assert changed.is_done(tmp_path)
+    assert json.loads((tmp_path / changed.name / "result.json").read_text())["epochs"] == 2
 
 
 def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:

@@ -14,10 +14,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from avagrad.lab.data.imagenet import Reader, center_box, random_box, recoloured
 from avagrad.lab.models.resnet import ResNet
 from avagrad.lab.tasks import imagenet
 from avagrad.lab.tasks.base import stream
-from avagrad.lab.tasks.imagenet import ImageNet, center_box, random_box, recoloured
+from avagrad.lab.tasks.imagenet import ImageNet
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -144,13 +145,13 @@ def test_going_on_in_the_middle_reads_only_what_is_left(original: Path, monkeypa
     alone = epochs(task_on(original))
     task = task_on(original)
     read: list[str] = []
-    cut = imagenet._Reader._cut
+    cut = Reader._cut
 
     def counted(reader: Any, path: Path, draw: random.Random | None) -> Any:
         read.append(path.name)
         return cut(reader, path, draw)
 
-    monkeypatch.setattr(imagenet._Reader, "_cut", counted)
+    monkeypatch.setattr(Reader, "_cut", counted)
     order = task.order(1)
     assert_same([task.batch(order, 2), task.batch(order, 3)], alone[6:])
     assert len(read) == 8
@@ -239,7 +240,7 @@ def test_boxes_of_the_smallest_images(side: int) -> None:
 def test_the_center_is_that_of_the_scaled_image(root: Path, width: int, height: int) -> None:
     path = root / "image.png"
     picture(width, height, 1).save(path)
-    reader = imagenet._Reader(root, task_on(root).parts["val"], 224)
+    reader = Reader(root, task_on(root).parts["val"], 224)
     scale = 256 / min(width, height)
     wide, high = (256, int(height * scale)) if width <= height else (int(width * scale), 256)
     scaled = Image.open(path).resize((wide, high), Image.Resampling.BICUBIC)
@@ -264,7 +265,7 @@ def test_pixels_are_those_of_the_box(
     Image.fromarray(pixels).save(path, quality=98, subsampling=0)
     opened = Image.open(path)
     monkeypatch.setattr(Image, "open", lambda _: opened)
-    reader = imagenet._Reader(root, task_on(root).parts["val"], 224)
+    reader = Reader(root, task_on(root).parts["val"], 224)
     cut = reader._cut(path, None if draw is None else random.Random(draw))
     assert (opened.size[0] < width) == shrinks
     box = center_box(width, height, 224, 256) if draw is None else random_box(width, height, 224, random.Random(draw))

@@ -1,11 +1,13 @@
 """CIFAR and the networks of the paper's vision experiments: every form of the data is read right, or refused."""
 
+import gzip
 import hashlib
 import io
 import os
 import pickle
 import struct
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,6 +20,7 @@ from torch.nn import functional as F  # noqa: N812
 from web import serving
 
 from avagrad.lab.data import cifar as images
+from avagrad.lab.data import cifar_files
 from avagrad.lab.data.cifar import Images, download_cifar, read_images
 from avagrad.lab.models.resnet import Bottleneck, ResNet
 from avagrad.lab.models.wide_resnet import WideBlock, WideResNet
@@ -202,8 +205,7 @@ def write_folders(folder: Path, data: Data, suffix: str = "png") -> None:
 
 
 def pack(folder: Path, archive: Path, inside: str = "") -> Path:
-    mode: Any = f"w:{archive.suffix[1:].replace('tar', '')}"
-    with tarfile.open(archive, mode) as tar:
+    with tarfile.open(archive, "w:gz") as tar:
         for child in sorted(folder.iterdir(), reverse=True):
             tar.add(child, arcname=f"./{inside}{child.name}")
     return archive
@@ -231,9 +233,6 @@ def test_every_form_gives_the_same_images(tmp_path: Path, classes: int) -> None:
         tmp_path / "binary",
         pack(tmp_path / "binary", tmp_path / f"cifar-{classes}-binary.tar.gz", "cifar-bin/"),
         tmp_path / "folders",
-        pack(tmp_path / "folders", tmp_path / "folders.tar"),
-        pack(tmp_path / "folders", tmp_path / "folders.tar.xz", "master/"),
-        pack(tmp_path / "folders", tmp_path / "folders.tar.gz"),
     ]
     for source in sources:
         for _ in range(2):  # read, and kept
@@ -245,19 +244,11 @@ def test_every_form_gives_the_same_images(tmp_path: Path, classes: int) -> None:
 
 
 @pytest.mark.parametrize("keys", [str, bytes])
-@pytest.mark.parametrize("protocol", [2, 3, 4, 5])
+@pytest.mark.parametrize("protocol", [3, 4, 5])
 def test_pickles_that_were_written_anew(tmp_path: Path, protocol: int, keys: type) -> None:
     data = make(10)
     write_python(tmp_path, data, 10, protocol, keys)
     assert_same(read_images(tmp_path), data)
-
-
-def test_labels_may_be_an_array_in_any_order(tmp_path: Path) -> None:
-    data = make(100)
-    for part, (pixels, labels) in data.items():
-        content = {"data": numpy.asfortranarray(pixels.reshape(len(pixels), -1)), "fine_labels": labels.astype(">i4")}
-        (tmp_path / part).write_bytes(pickle.dumps(content, 2))
-    assert_same(read_images(tmp_path, 100), data)
 
 
 def test_jpeg_files_are_read_and_remarked_on(tmp_path: Path) -> None:
@@ -326,10 +317,10 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"_codecs\nencode"])
 @pytest.mark.parametrize("state", [b"}U\x05shapeK\x01s", b"N}U\x05shapeK\x01s\x86"])
 def test_a_hostile_pickle_cannot_change_what_stands_in(tmp_path: Path, name: bytes, state: bytes) -> None:
-    before = {kind: dict(vars(kind)) for kind in images._STAND_INS.values()}
+    before = {kind: dict(vars(kind)) for kind in cifar_files._STAND_INS.values()}
     with pytest.raises(ValueError, match="cannot be read as a pickle"):
-        images._unpickle("x", b"\x80\x02c" + name + b"\n" + state + b"b.")
-    assert {kind: dict(vars(kind)) for kind in images._STAND_INS.values()} == before
+        cifar_files._unpickle("x", b"\x80\x02c" + name + b"\n" + state + b"b.")
+    assert {kind: dict(vars(kind)) for kind in cifar_files._STAND_INS.values()} == before
 
 
 @pytest.mark.parametrize(
@@ -369,16 +360,106 @@ def test_files_that_are_cut_off_are_named(tmp_path: Path) -> None:
         read_images(tmp_path / "test_batch.bin")
 
 
-@pytest.mark.parametrize("suffix", ["tar", "tar.gz", "tar.xz"])
-def test_archives_that_are_cut_off_or_none_are_refused(tmp_path: Path, suffix: str) -> None:
+def test_archives_that_are_cut_off_or_none_are_refused(tmp_path: Path) -> None:
     write_binary(tmp_path / "binary", make(10), 10)
-    archive = pack(tmp_path / "binary", tmp_path / f"data.{suffix}")
+    archive = pack(tmp_path / "binary", tmp_path / "data.tar.gz")
     whole = archive.read_bytes()
     for content in (b"", b"no archive", whole[:700], whole[: len(whole) // 2], whole[: len(whole) * 9 // 10]):
         archive.write_bytes(content)
         with pytest.raises((ValueError, FileNotFoundError), match=r"cannot be read to its end|lacks|holds no files"):
             read_images(archive)
     assert not list(tmp_path.glob("*.npz"))
+
+
+class Zeros(io.RawIOBase):
+    """A file of zeros without an end."""
+
+    def read(self, size: int = -1) -> bytes:
+        return bytes(size)
+
+
+def pack_zeros(archive: Path, name: str, size: int, kind: bytes = tarfile.REGTYPE) -> Path:
+    """Write an archive with one member, of zeros."""
+    with tarfile.open(archive, "w:gz", compresslevel=1) as tar:
+        member = tarfile.TarInfo(name)
+        member.size, member.type = size, kind
+        tar.addfile(member, Zeros())
+    return archive
+
+
+def peak_of_refusal(archive: Path, classes: int, says: str) -> int:
+    tracemalloc.start()
+    try:
+        with pytest.raises((ValueError, FileNotFoundError), match=says):
+            read_images(archive, classes)
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        ("data_batch_1", tarfile.REGTYPE),
+        ("cifar-10-batches-py/test_batch", tarfile.REGTYPE),
+        ("other", tarfile.REGTYPE),
+        ("data_batch_1", tarfile.GNUTYPE_LONGNAME),  # which tarfile reads as a name
+    ],
+)
+def test_a_gzip_bomb_is_refused_before_it_is_in_memory(tmp_path: Path, name: str, kind: bytes) -> None:
+    archive = pack_zeros(tmp_path / "data.tar.gz", name, 400_000_000, kind)
+    says = r"data\.tar\.gz' unpacks to more than 200,000,000 bytes, but an official archive has fewer"
+    assert peak_of_refusal(archive, 10, says) < 20_000_000
+
+
+@pytest.mark.parametrize(("classes", "name", "most"), [(10, "data_batch_1", 32_000_000), (100, "train", 160_000_000)])
+@pytest.mark.parametrize("suffix", ["", ".bin"])
+def test_a_member_that_claims_too_much_is_refused(
+    tmp_path: Path, classes: int, name: str, suffix: str, most: int
+) -> None:
+    for size in (most + 1, 1 << 40):
+        member = tarfile.TarInfo(f"x/{name}{suffix}")
+        member.size = size
+        archive = tmp_path / "data.tar.gz"
+        archive.write_bytes(gzip.compress(member.tobuf() + bytes(1024)))  # the header, and nothing of what it claims
+        says = rf"{name}{suffix} has {size:,} bytes, but should have at most {most:,}"
+        assert peak_of_refusal(archive, classes, says) < 20_000_000
+
+
+def test_sparse_members_are_not_read(tmp_path: Path) -> None:
+    headers = b""
+    for i in range(100):
+        member = tarfile.TarInfo(f"{i}/data_batch_1")
+        member.type = tarfile.GNUTYPE_SPARSE
+        header = bytearray(member.tobuf(tarfile.GNU_FORMAT))
+        header[483:495] = b"%011o\0" % 30_000_000  # the size with its holes
+        header[148:156] = b" " * 8
+        header[148:156] = b"%06o\0 " % sum(header)
+        headers += header
+    (tmp_path / "data.tar.gz").write_bytes(gzip.compress(headers + bytes(1024)))
+    with tarfile.open(tmp_path / "data.tar.gz") as tar:
+        assert [member.size for member in tar] == [30_000_000] * 100
+    assert peak_of_refusal(tmp_path / "data.tar.gz", 10, "holds no files of CIFAR-10") < 20_000_000
+
+
+def test_an_archive_of_images_is_refused(tmp_path: Path) -> None:
+    write_folders(tmp_path / "x", make(10))
+    with pytest.raises(FileNotFoundError, match=r"holds no files of CIFAR-10\. Wanted .* or a folder with train/CLASS"):
+        read_images(pack(tmp_path / "x", tmp_path / "x.tar.gz"))
+
+
+def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+    write_binary(tmp_path, make(10), 10)
+    with (tmp_path / "data_batch_2.bin").open("r+b") as file:
+        file.truncate(3073 * 1_000_000)  # takes no space
+    says = r"data_batch_2\.bin has 3,073,000,000 bytes, but should have at most 32,000,000"
+    assert peak_of_refusal(tmp_path, 10, says) < 20_000_000
+
+
+def test_a_small_pickle_takes_little_memory(tmp_path: Path) -> None:
+    write_python(tmp_path, make(10), 10)
+    (tmp_path / "data_batch_3").write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")  # one object, put in place 134,217,727
+    assert peak_of_refusal(tmp_path, 10, "data_batch_3 holds nothing") < 20_000_000
 
 
 def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
@@ -395,7 +476,7 @@ def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
     with pytest.raises(FileNotFoundError, match=r"lacks data_batch_4, test_batch beside the other files in 'x'"):
         Cifar(data=str(tmp_path))
     write_binary(tmp_path / "y", make(100), 100)
-    for source in (tmp_path / "y", pack(tmp_path / "y", tmp_path / "y.tar")):
+    for source in (tmp_path / "y", pack(tmp_path / "y", tmp_path / "y.tar.gz")):
         with pytest.raises(ValueError, match="holds CIFAR-100, but classes is 10: set classes=100"):
             Cifar(data=str(source))
 
@@ -457,14 +538,15 @@ def refuse(*_: object) -> None:
 def test_the_second_time_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = make(10)
     write_folders(tmp_path / "x", data, "png")
-    archive = pack(tmp_path / "x", tmp_path / "x.tar")
+    write_binary(tmp_path / "y", data, 10)
+    archive = pack(tmp_path / "y", tmp_path / "y.tar.gz")
     first = [read_images(tmp_path / "x"), read_images(archive)]
     assert (tmp_path / "x" / "cifar-10.avagrad.npz").is_file()
-    assert (tmp_path / "x.tar.cifar-10.avagrad.npz").is_file()
+    assert (tmp_path / "y.tar.gz.cifar-10.avagrad.npz").is_file()
     monkeypatch.setattr(images, "_read", refuse)
     monkeypatch.setattr(images, "_unpacked", refuse)
     monkeypatch.chdir(tmp_path)
-    for found, before in zip([read_images("x"), read_images("x.tar")], first, strict=True):  # by another path
+    for found, before in zip([read_images("x"), read_images("y.tar.gz")], first, strict=True):  # by another path
         assert_same(found, data)
         assert (found.names, found.remarks) == (before.names, before.remarks)
     assert not list(tmp_path.rglob(".*"))  # nothing is left lying about

@@ -23,7 +23,7 @@ from avagrad.tune.study import DIRECTIONS, GIVEN_BACK, PRUNERS, Study
 from avagrad.tune.trial import Objective
 from avagrad.tune.tuner import Progress, Result, Stopped, tune
 
-__all__ = ["SearchBar", "add_to", "exits_when_stopped", "show_plan", "show_result"]
+__all__ = ["SearchBar", "add_to"]
 
 study_app = typer.Typer(help="Bring records into a study, and get them out.", no_args_is_help=True)
 
@@ -211,7 +211,12 @@ def show_result(result: Result) -> None:
 
 
 class SearchBar:
-    """Shows progress: a bar on a terminal, else a line now and then."""
+    """Shows progress: a bar on a terminal, else a line now and then.
+
+    >>> with SearchBar() as bar:
+    ...     bar.console.stderr
+    True
+    """
 
     EVERY = 30.0  # seconds
 

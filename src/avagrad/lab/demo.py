@@ -5,9 +5,12 @@ it was stopped, and is not run again when it is finished.
 """
 
 import contextlib
+import dataclasses
 import errno
+import json
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import threading
@@ -21,6 +24,7 @@ from typing import Any
 
 import torch
 
+from avagrad.files import write_atomic
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.folder import RESULT, RunFolder
@@ -37,6 +41,7 @@ __all__ = ["Grid", "Job", "Search", "Toy", "Training", "jobs", "run"]
 Tell = Callable[[float], None]  # is called with the share of a job that is done
 _TELLS_EVERY = _LOOKS_EVERY = 0.2  # seconds
 _SAVES_FOR = 10.0  # seconds that a worker has for saving, when it is told to stop
+_SETTINGS = "job.json"  # in the folder of a finished job
 _HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other job could write either
 
 
@@ -54,9 +59,18 @@ class Job(ABC):
     name: str
     cost: float
 
+    def settings(self) -> str:
+        """What is run, as JSON; the number of threads is the machine's."""
+        settings = dataclasses.asdict(self)
+        del settings["cost"]
+        settings.get("config", {}).pop("threads", None)
+        return json.dumps(settings, sort_keys=True, default=str)
+
     def is_done(self, below: Path) -> bool:
-        """Whether it is finished."""
-        return (below / self.name / RESULT).exists()
+        """Whether it is finished, with these settings."""
+        out = below / self.name
+        done = (out / RESULT).exists() and (out / _SETTINGS).exists()
+        return done and (out / _SETTINGS).read_text() == self.settings()
 
     @abstractmethod
     def run(self, out: Path, tell: Tell) -> None:
@@ -395,8 +409,12 @@ def _work(pipe: Connection, folder: Path) -> None:
 
 def _outcome(job: Job, folder: Path, tell: Tell) -> tuple[str | None, int | None]:
     """Run a job; return why it failed, if it did, and the system's number for that."""
+    out = folder / job.name
     try:
-        job.run(folder / job.name, tell)
+        if (out / RESULT).exists():  # of other settings
+            shutil.rmtree(out)
+        job.run(out, tell)
+        write_atomic(out / _SETTINGS, lambda file: file.write(job.settings().encode()))
     except BrokenPipeError:
         raise  # there is nobody left to tell
     except KeyboardInterrupt:  # how a search is told to stop

@@ -47,7 +47,11 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """What a run lives in, while it is open."""
+    """What a run lives in, while it is open.
+
+    >>> OpenRun(RunFolder(Path("runs/x")), {}, {}, None, StopRequest(), Processes(), 30.0, None).folder.path.name
+    'x'
+    """
 
     folder: RunFolder
     facts: dict[str, Any]  # about this process: versions, commit, data, remarks
@@ -82,6 +86,14 @@ def open_run(
         save_every: seconds between checkpoints.
         deadline: the time of ``time.monotonic()`` at which the run saves and stops, as if a signal had come.
         processes: those that share the run; the first one writes.
+
+    >>> import tempfile
+    >>> from avagrad.lab.config import configure
+    >>> from avagrad.lab.tasks import task_class
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     with open_run(configure("digits"), task_class("digits")(), place) as opened:
+    ...         opened.result is None, sorted(path.name for path in Path(place).iterdir())
+    (True, ['config.json'])
     """
     processes = processes or Processes()
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
@@ -101,7 +113,11 @@ def open_run(
 
 
 class Run(ABC):
-    """A run in progress. All that changes while it goes on is in :meth:`state_dict`."""
+    """A run in progress. All that changes while it goes on is in :meth:`state_dict`.
+
+    >>> sorted(Run.__abstractmethods__)
+    ['load_state_dict', 'run', 'state_dict']
+    """
 
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
         self.folder, self.facts, self.processes = opened.folder, opened.facts, opened.processes

@@ -83,7 +83,11 @@ def train(
 
 
 class Training(Run):
-    """The training of one model."""
+    """The training of one model: what :func:`train` runs.
+
+    >>> issubclass(Training, Run)
+    True
+    """
 
     def __init__(
         self, config: Config, task: Task, opened: OpenRun, callback: Callback | None, *, tensorboard: bool

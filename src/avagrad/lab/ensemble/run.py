@@ -142,7 +142,11 @@ def _task(config: Config, download: bool = False) -> Task:
 
 
 class Ensemble(Run):
-    """The training of all points, some of them (of one seed) at a time."""
+    """The training of all points, some of them (of one seed) at a time: what :func:`train_ensemble` runs.
+
+    >>> issubclass(Ensemble, Run)
+    True
+    """
 
     def __init__(
         self,
