@@ -18,6 +18,8 @@ QUICK = {
     "avagrad list",
     "avagrad train digits",
     "avagrad train digits --optimizer avagrad --lr 1 --eps 0.1 --out runs/x",
+    "avagrad resume runs/x",
+    "avagrad list chars",
     "avagrad train digits --optimizer sgd --seed 0",
     "avagrad report runs",
     "avagrad study export runs/mine.journal mine.jsonl",
@@ -28,6 +30,7 @@ QUICK = {
 # Spoken of without the arguments that they, or their last option, need.
 MENTIONED = {
     "avagrad bench step --json",
+    "avagrad queue",
     "avagrad study import",
     "avagrad sweep",
     "avagrad synthetic --out",
@@ -67,7 +70,9 @@ def test_quick_commands_run(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))  # for the workers of a search
-    for command in sorted(QUICK, key=lambda each: ("tune" not in each, "study" in each, "import" in each)):
+    for command in sorted(
+        QUICK, key=lambda each: ("resume" in each, "tune" not in each, "study" in each, "import" in each)
+    ):
         assert _ends_with(shlex.split(command)) == 0, (command, capsys.readouterr())
         assert capsys.readouterr().out, command
 
@@ -93,6 +98,9 @@ def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch:
     else:
         words.append("--dry-run")
     (tmp_path / "my_module.py").write_text(TASK)
+    (tmp_path / "benchmarks").mkdir()
+    runs = (ROOT / "benchmarks" / "paper-runs.txt").read_text()
+    (tmp_path / "benchmarks" / "paper-runs.txt").write_text(runs.replace("--device cuda", "--device cpu"))
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert _ends_with(words) == 0
@@ -103,8 +111,9 @@ def _ends_with(words: list[str]) -> int:
     from avagrad.cli import main
     from avagrad.lab.command import main as train_main
     from avagrad.lab.ensemble.__main__ import main as ensemble_main
+    from avagrad.lab.queue import main as queue_main
 
-    mains = {"avagrad.lab.train": train_main, "avagrad.lab.ensemble": ensemble_main}
+    mains = {"avagrad.lab.train": train_main, "avagrad.lab.ensemble": ensemble_main, "avagrad.lab.queue": queue_main}
     try:
         if words[0] != "avagrad":
             return mains[words[2]](words[3:])

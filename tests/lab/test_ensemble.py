@@ -292,7 +292,7 @@ def test_a_point_without_an_lr_or_an_eps_has_the_configs(tmp_path: Path) -> None
 
 @pytest.mark.parametrize("members_at_once", [1, 4])
 def test_it_does_not_matter_how_many_go_together(tmp_path: Path, members_at_once: int) -> None:
-    members = configs("Digits64", "adam", [(0.01, 0.1)], epochs=2)
+    members = configs("Digits64", "adam", [(0.01, 0.1)], epochs=2, milestones=(1,))
     together = train_ensemble(members[0], KEYS, tmp_path / "all")
     apart = train_ensemble(members[0], KEYS, tmp_path / "some", members_at_once=members_at_once)
     for one, other in zip(together, apart, strict=True):
