@@ -7,7 +7,7 @@ READY  := $(VENV)/.ready
 NATIVE := $(VENV)/.native
 JOBS   ?= 2
 
-.PHONY: demo test check results format dist clean
+.PHONY: demo test test-all check results format dist clean
 
 # The paper's experiments in small, and a page about them: three minutes on two cores. Stopped, it goes on.
 demo: $(NATIVE)
@@ -15,6 +15,9 @@ demo: $(NATIVE)
 
 # Every test process computes with one thread, so that processes do not fight over the cores.
 test: $(NATIVE)
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) -m "not slow" $(ARGS)
+
+test-all: $(NATIVE)
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(JOBS) $(ARGS)
 
 check: $(READY)

@@ -34,6 +34,7 @@ def run(*command: str, **environment: str) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path: Path) -> None:
     """Built from a copy of the sources, installed without its dependencies; torch is this environment's.
 

@@ -238,6 +238,7 @@ def test_a_lost_rank_is_an_error_and_no_hang(how: str) -> None:
 # --- the example ---
 
 
+@pytest.mark.slow
 def test_the_example_trains_saves_and_goes_on(tmp_path: Path) -> None:
     def losses(steps: int) -> dict[int, float]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]

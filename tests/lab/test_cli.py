@@ -51,6 +51,7 @@ def test_train_runs_and_goes_on(tmp_path: Path) -> None:
     assert more.stdout == done.stdout
 
 
+@pytest.mark.slow
 def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
     for _ in range(2):
         done = avagrad_command("train", "digits", "--epochs", "1", cwd=tmp_path)
@@ -173,6 +174,7 @@ def test_synthetic_shows_figure_1_and_writes_its_curves(tmp_path: Path) -> None:
     assert "already holds" in str(again.exception)
 
 
+@pytest.mark.slow
 def test_bench_step_prints_a_table() -> None:
     result = CliRunner().invoke(app, ["bench", "step", "--device", "cpu", "--sets", "1000x1024"])
     assert result.exit_code == 0, result.output

@@ -47,6 +47,7 @@ def test_the_demonstration_is_what_it_says() -> None:
     assert sum(job.cost for job in by_name.values()) < 270  # three minutes on two cores, with the page
 
 
+@pytest.mark.slow
 def test_all_kinds_run_and_are_not_run_again(tmp_path: Path) -> None:
     told: dict[str, list[float]] = {}
     todo = tiny_jobs()
@@ -69,6 +70,7 @@ def can_be_claimed(folder: Path) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_other_settings_are_run_anew(tmp_path: Path) -> None:
     """A finished job is not taken for one whose settings have changed since."""
     assert run([training()], tmp_path, workers=1) == {}
@@ -80,6 +82,7 @@ def test_other_settings_are_run_anew(tmp_path: Path) -> None:
     assert json.loads((tmp_path / changed.name / "result.json").read_text())["epochs"] == 2
 
 
+@pytest.mark.slow
 def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
     todo = [training(), Waiting(name="waiting", cost=2.0)]
     path = os.pathsep.join(sys.path)
@@ -99,6 +102,7 @@ def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
     assert contents(tmp_path / "runs") == before
 
 
+@pytest.mark.slow
 def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "avagrad", "demo", "--out", str(tmp_path / "x"), "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
@@ -115,6 +119,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     assert metrics.with_name("checkpoint.pt").exists()
 
 
+@pytest.mark.slow
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [Failing(name="fails", cost=3.0, dies=False), Failing(name="dies", cost=2.0, dies=True)]
     todo: list[Job] = [*failing, training()]

@@ -341,6 +341,7 @@ def command(*arguments: str) -> list[str]:
     return [sys.executable, "-m", "avagrad.lab.ensemble", *arguments]
 
 
+@pytest.mark.slow
 def test_killed_at_any_moment_it_ends_with_the_same_records(tmp_path: Path) -> None:
     """SIGKILL; and it has no need of what GPU machines often do not have."""
     run = ["digits", "--optimizer", "adam", "--lr", "0.01,0.1", "--eps", "1e-8,1e-3,0.1", "--epochs", "20"]
@@ -394,6 +395,7 @@ def test_bad_input_is_answered_with_one_sentence(tmp_path: Path, capsys: pytest.
 # --- compiled, and on a GPU ---
 
 
+@pytest.mark.slow
 def test_a_compiler_can_follow_the_whole_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without a break, to the same numbers; the backend that emits no code is the quick one."""
     monkeypatch.setattr(torch, "compile", functools.partial(torch.compile, backend="aot_eager"))

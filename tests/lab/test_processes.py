@@ -10,6 +10,7 @@ import numpy
 import pytest
 from short_runs import assert_same
 
+pytestmark = pytest.mark.slow
 Image = pytest.importorskip("PIL.Image")
 
 ROOT = Path(__file__).parent.parent.parent

@@ -53,6 +53,7 @@ def lines_of_metrics(out: Path) -> int:
     return sum(len(path.read_text().splitlines()) for path in out.glob("*/metrics.jsonl"))
 
 
+@pytest.mark.slow
 def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -> None:
     entries = read_queue(file)
     assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
@@ -72,6 +73,7 @@ def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -
     assert "finished\n" not in again
 
 
+@pytest.mark.slow
 def test_two_at_once_share_the_list(file: Path, tmp_path: Path) -> None:
     entries, out = read_queue(file), tmp_path / "shared"
     processes = [start(file, out) for _ in range(2)]

@@ -84,6 +84,7 @@ def curves() -> dict[str, Curve]:
     return run(BASE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_compiled_steps_are_those_of_the_optimizer_class(name: str, curves: dict[str, Curve]) -> None:
     path = trained(name, BASE, 2 if name == "avagrad" else BASE.replicas)
@@ -139,6 +140,7 @@ def test_sums_of_rates(bias_correction: bool) -> None:
 # --- Theorem 2, where it says something ----------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_the_bound_holds_and_is_small(curves: dict[str, Curve]) -> None:
     """At C = 9 and the theorem's learning rate; the paper's own C = 999 has a bound above all possible values."""
     base = replace(BASE, C=9.0, eps=0.1, w1=0.0, steps=250_000, points=1)
@@ -251,6 +253,7 @@ def test_figure_1(w1: float, simulate: Simulate) -> None:
         torch.testing.assert_close(found[name].mean_squared_gradient[-1], squared, rtol=1e-9, atol=1e-13)
 
 
+@pytest.mark.slow
 def test_avasteps_clamp_gives_the_theorem_up_and_without_it_it_holds() -> None:
     """By default AvaStep goes to the wrong end, as Adam does; without its clamp it converges, as Delayed Adam does."""
     settings = Settings(w1=0.5, replicas=6, steps=300_000, lr=1e-4, points=3)

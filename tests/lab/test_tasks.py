@@ -175,6 +175,7 @@ def test_the_mlp_is_64_32_32_10() -> None:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "most"), [("mlp", 4.0), ("conv", 2.5)])
 @pytest.mark.parametrize("optimizer", ["sgd", "adam", "avagrad"])
 def test_digits_are_learnt(tmp_path: Any, optimizer: str, model: str, most: float) -> None:
@@ -190,6 +191,7 @@ def test_every_method_learns_the_digits(tmp_path: Any, optimizer: str) -> None:
     assert train(configure("digits", optimizer, threads=1), tmp_path / "run")["test"]["error"] <= 5
 
 
+@pytest.mark.slow
 def test_characters_are_learnt(tmp_path: Any) -> None:
     result = train(configure("chars"), tmp_path / "run")
     assert result["test"]["error"] < 2.6

@@ -72,6 +72,7 @@ def environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1"}
 
 
+@pytest.mark.slow
 def test_killed_ten_times_it_ends_with_the_same_result(tmp_path: Path, text: str) -> None:
     """SIGKILL, at random moments: while it imports, trains, evaluates, writes."""
     seed = os.getpid()

@@ -115,7 +115,8 @@ SETTINGS: list[dict[str, Any]] = [
 PATHS_AND_DTYPES = [
     *itertools.product(PATHS, TOLERANCES),
     *itertools.product(["native"], TOLERANCES),
-    *itertools.product(["triton"], [torch.float32, torch.bfloat16, torch.float16]),
+    ("triton", torch.float32),
+    *(pytest.param("triton", dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float16)),
 ]
 
 

@@ -120,6 +120,7 @@ def test_all_paths_round_alike(name: str, dtype: torch.dtype, rounding: str, mon
         )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
 def test_training_in_half_precision_stalls_with_nearest_and_goes_on_with_the_others(

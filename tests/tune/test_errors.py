@@ -84,6 +84,7 @@ def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
 # --- what an objective does ---
 
 
+@pytest.mark.slow
 def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, and an objective that raises, returns nonsense, dies, hangs, ends its process: one for each lr."""
     clock, hangs = StoppedClock(), False
@@ -432,6 +433,7 @@ class Server:
         self.starting.start()
 
 
+@pytest.mark.slow
 def test_a_database_that_is_started_again(server: Server, tmp_path: Path) -> None:
     """The search, its worker, its pruner and what they hold outlive that."""
     away = tmp_path / "marks" / "away"

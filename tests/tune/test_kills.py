@@ -51,6 +51,7 @@ def finished(storage: str) -> list[str]:
         study.close()
 
 
+@pytest.mark.slow
 def test_twenty_kills(storage: str, tmp_path: Path) -> None:
     """A worker or all of it, at random moments; the same command ends with the 60 points, each finished once."""
     dice = random.Random(0)

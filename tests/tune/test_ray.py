@@ -2,11 +2,14 @@
 
 from pathlib import Path
 
+import pytest
 from objectives import Gated
 from servers import two_ray_nodes
 
 from avagrad.tune import tune
 from avagrad.tune.tuner import Progress
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_study_survives_the_loss_of_a_node(tmp_path: Path) -> None:

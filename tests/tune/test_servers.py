@@ -1,10 +1,13 @@
 from pathlib import Path
 
 import optuna
+import pytest
 import ray
 from optuna.trial import TrialState, create_trial
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from servers import postgres, two_ray_nodes
+
+pytestmark = pytest.mark.slow
 
 
 def test_a_study_on_postgresql_is_read_back(tmp_path: Path) -> None:

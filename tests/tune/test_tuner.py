@@ -64,6 +64,7 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 # --- what comes out ---
 
 
+@pytest.mark.slow
 def test_here_and_in_processes_it_is_the_same(tmp_path: Path) -> None:
     here = tune(bowl, lr=LR, eps=EPS, storage=tmp_path / "here.journal")
     assert here.best is not None
@@ -260,6 +261,7 @@ def test_diverged_survives_being_sent() -> None:
 # --- who works ---
 
 
+@pytest.mark.slow
 def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
@@ -288,6 +290,7 @@ def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert len(device_slots(3)) == 3
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_in_another_thread_and_folder(tmp_path: Path) -> None:
     """As in a notebook: the objective is in no file, it uses what is around it, and the folder may change."""
     script = """
@@ -374,6 +377,7 @@ def hangs(run: "subprocess.Popen[str]", folder: Path) -> bool:
     return len(list(folder.glob("*.pid"))) == 2 or run.poll() is not None
 
 
+@pytest.mark.slow
 def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
     signals = {signal.SIGINT: 1, signal.SIGTERM: 1, signal.SIGKILL: -9}
     runs = {number: start(tmp_path / number.name, tmp_path / f"{number.name}.journal") for number in signals}
@@ -632,6 +636,7 @@ def mess_about(storage: str, seed: int) -> None:
     study.close()
 
 
+@pytest.mark.slow
 def test_four_processes_at_random(storage: str) -> None:
     """Whatever they do: of a point at most one trial is finished, and it is never queued for work again."""
     Study(storage, "mess", direction="minimize").close()

@@ -59,6 +59,7 @@ def project(tmp_path: Path) -> Path:
 SEARCH = ("tune", "mine:objective", "--lr", "1e-3:1e3:7", "--eps", "1e-4:1:5", "--storage", "a/mine.journal")
 
 
+@pytest.mark.slow
 def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
     assert told.startswith("Best: lr 1, eps 0.01, with 0, after 15 trials. No neighbour of lr 1, eps 0.01 is better")
@@ -71,6 +72,7 @@ def test_an_objective_in_a_module_here(project: Path) -> None:
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
 
 
+@pytest.mark.slow
 def test_records_go_out_and_come_in(project: Path) -> None:
     avagrad(*SEARCH, cwd=project)
     assert "15 records" in avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
@@ -126,6 +128,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert WRONG[typed] in last
 
 
+@pytest.mark.slow
 def test_a_sweep_of_a_task(tmp_path: Path) -> None:
     typed = ("sweep", "digits", "--optimizer", "sgd", "--lr", "0.01,0.1,1e30", "--epochs", "2", "--out", "s")
     told = avagrad(*typed, "--workers", "2", cwd=tmp_path)
@@ -144,6 +147,7 @@ def test_a_sweep_of_a_task(tmp_path: Path) -> None:
     assert "was made with epochs 2, and now it is 3" in other.stderr
 
 
+@pytest.mark.slow
 def test_the_example(tmp_path: Path) -> None:
     done = command(str(ROOT / "examples" / "tune_your_model.py"), "--storage", "s.journal", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -153,6 +157,7 @@ def test_the_example(tmp_path: Path) -> None:
     assert int(found[4]) <= 27
 
 
+@pytest.mark.slow
 def test_a_sweep_by_an_ensemble_is_the_sweep_by_runs(tmp_path: Path) -> None:
     typed = ("sweep", "digits", "--optimizer", "adam", "--lr", "1e-3,1e-2,1e30", "--eps", "1e-8,1e-2", "--epochs", "2")
     found = {}
