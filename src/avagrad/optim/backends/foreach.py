@@ -149,17 +149,20 @@ def _each(of: Callable[[Any], Any], seen: Seen, dtype: torch.dtype) -> Any:
 def _totals(batch: _Batch, seen: Seen, rule: Delayed) -> Tensor:
     """Return for each piece the sum of the powers of what gamma normalises, and how many count."""
     flags, vs, dtype = rule.flags, batch.vs, scalar_dtype(batch.vs[0].device)
-    sizes = list(torch._foreach_sqrt(vs))
-    xs = list(torch._foreach_add(sizes, _each(lambda n: rule.eps * rule.root(n), seen, vs[0].dtype)))
+    sizes, eps = list(torch._foreach_sqrt(vs)), _each(lambda n: rule.eps * rule.root(n), seen, vs[0].dtype)
     unit = max(1.0, rule.eps) if flags.of_step else 1.0  # as in Delayed.sums
-    if unit != 1:
-        torch._foreach_div_(xs, unit)
     if flags.of_step:  # eta r, in which the roots cancel
-        xs = list(torch._foreach_div(sizes, xs))
-    elif flags.active_only:
-        xs = list(torch._foreach_div(torch._foreach_sign(vs), xs))
+        xs = list(torch._foreach_add(sizes, eps))
+        if unit != 1:
+            torch._foreach_div_(xs, unit)
+        torch._foreach_div_(sizes, xs)
+        xs = sizes
     else:
+        xs = sizes
+        torch._foreach_add_(xs, eps)
         torch._foreach_reciprocal_(xs)
+        if flags.active_only:
+            torch._foreach_mul_(xs, torch._foreach_sign(vs))
     known = _column(_each(lambda n: indicator(n > 0, n), seen, dtype) if flags.bias_correction else 1.0)
     roots = _column(1.0 if flags.of_step else _each(rule.root, seen, dtype))
     totals = _power_sums(xs, flags.norm, dtype) * (roots / unit) ** flags.norm
