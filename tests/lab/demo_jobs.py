@@ -8,9 +8,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from avagrad.lab.config import configure
-from avagrad.lab.demo import Grid, Job, Search, Tell, Toy, Training, run
+from avagrad.lab.demo import Grid, Search, Toy, Training
 from avagrad.lab.folder import RunFolder
 from avagrad.lab.tasks import synthetic as toy
+from avagrad.lab.worker_pool import Job, OnProgress, run_jobs
 from avagrad.tune.space import Point
 
 SETTINGS = toy.Settings(steps=20, replicas=2, compile=False)
@@ -20,7 +21,7 @@ SETTINGS = toy.Settings(steps=20, replicas=2, compile=False)
 class Waiting(Job):
     """Holds its folder until there is a file ``go`` beside it."""
 
-    def run(self, out: Path, tell: Tell) -> None:
+    def run(self, out: Path, on_progress: OnProgress) -> None:
         with RunFolder.claim(out, {}, {}, resume=True) as folder:
             while not (out.parent / "go").exists():
                 time.sleep(0.02)
@@ -33,7 +34,7 @@ class Failing(Job):
 
     dies: bool
 
-    def run(self, out: Path, tell: Tell) -> None:
+    def run(self, out: Path, on_progress: OnProgress) -> None:
         if not (out.parent / "go").exists():
             if self.dies:
                 os.kill(os.getpid(), signal.SIGKILL)
@@ -61,4 +62,4 @@ def tiny_jobs() -> list[Job]:
 if __name__ == "__main__":  # to be killed
     import demo_jobs  # under its own name, so that a worker finds the classes
 
-    run([demo_jobs.training(), demo_jobs.Waiting(name="waiting", cost=2.0)], sys.argv[1])
+    run_jobs([demo_jobs.training(), demo_jobs.Waiting(name="waiting", cost=2.0)], sys.argv[1])

@@ -16,9 +16,10 @@ from typer.testing import CliRunner
 
 from avagrad.cli import app
 from avagrad.lab.config import configure
-from avagrad.lab.demo import Job, jobs, run
+from avagrad.lab.demo import jobs
 from avagrad.lab.folder import RunFolder
 from avagrad.lab.methods import METHODS
+from avagrad.lab.worker_pool import Job, run_jobs
 from avagrad.report.findings import findings, six_lines
 from avagrad.report.reading import Collection, Run, Sweep, Synthetic, collect, method_title
 from avagrad.tune.records import Record
@@ -51,14 +52,14 @@ def test_the_demonstration_is_what_it_says() -> None:
 def test_all_kinds_run_and_are_not_run_again(tmp_path: Path) -> None:
     told: dict[str, list[float]] = {}
     todo = tiny_jobs()
-    assert run(todo, tmp_path, tell=lambda name, share: told.setdefault(name, []).append(share)) == {}
+    assert run_jobs(todo, tmp_path, on_progress=lambda name, share: told.setdefault(name, []).append(share)) == {}
     assert all(job.is_done(tmp_path) for job in todo)
     assert told.keys() == {job.name for job in todo}
     assert all(shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares) for shares in told.values())
     found = collect(tmp_path)
     assert (len(found.synthetics), len(found.sweeps), len(found.runs), found.problems) == (1, 2, 1, ())
     before = contents(tmp_path)
-    assert run(todo, tmp_path, tell=lambda name, share: pytest.fail(name)) == {}
+    assert run_jobs(todo, tmp_path, on_progress=lambda name, share: pytest.fail(name)) == {}
     assert contents(tmp_path) == before
 
 
@@ -73,11 +74,11 @@ def can_be_claimed(folder: Path) -> bool:
 @pytest.mark.slow
 def test_other_settings_are_run_anew(tmp_path: Path) -> None:
     """A finished job is not taken for one whose settings have changed since."""
-    assert run([training()], tmp_path, workers=1) == {}
+    assert run_jobs([training()], tmp_path, workers=1) == {}
     changed = dataclasses.replace(training(), config=configure("digits", "sgd", epochs=2), cost=7.0)
     assert dataclasses.replace(training(), cost=7.0).is_done(tmp_path)
     assert not changed.is_done(tmp_path)
-    assert run([changed], tmp_path, workers=1) == {}
+    assert run_jobs([changed], tmp_path, workers=1) == {}
     assert changed.is_done(tmp_path)
     assert json.loads((tmp_path / changed.name / "result.json").read_text())["epochs"] == 2
 
@@ -97,7 +98,7 @@ def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
     wait_for(lambda: can_be_claimed(tmp_path / "waiting"), 10.0)  # its worker has ended too
     before = contents(tmp_path / "runs")
     (tmp_path / "go").touch()
-    assert run(todo, tmp_path) == {}
+    assert run_jobs(todo, tmp_path) == {}
     assert todo[1].is_done(tmp_path)
     assert contents(tmp_path / "runs") == before
 

@@ -13,9 +13,10 @@ from typing import Annotated
 import typer
 from rich.console import Console
 
-from avagrad.lab.demo import Job, jobs, run
+from avagrad.lab.demo import jobs
 from avagrad.lab.folder import RESULT
 from avagrad.lab.stopping import Stopped
+from avagrad.lab.worker_pool import Job, run_jobs
 from avagrad.progress import Bar
 
 __all__ = ["add_to"]
@@ -39,7 +40,7 @@ def demo(
     _check_that_it_can_be_written_to(out)
     with _told_when_stopped():
         with _Shown(todo, out) as shown:
-            failed = run(todo, out, workers=workers, tell=shown)
+            failed = run_jobs(todo, out, workers=workers, on_progress=shown)
         page, lines = _report(out, todo)
     for line in lines:
         typer.echo(line)

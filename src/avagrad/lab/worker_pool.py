@@ -1,0 +1,263 @@
+"""A pool of processes that runs jobs, each in a folder of its own.
+
+Told to stop, the workers save what they have; a job that was stopped goes on where it was, and one that is finished is
+not run again. A worker that has died is replaced.
+"""
+
+import contextlib
+import dataclasses
+import errno
+import json
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from multiprocessing.connection import Connection, wait
+from pathlib import Path
+
+import torch
+
+from avagrad.files import write_atomic
+from avagrad.lab.folder import RESULT
+from avagrad.lab.stopping import Stopped, catch_signals
+
+__all__ = ["Job", "OnProgress", "run_jobs"]
+
+OnProgress = Callable[[float], None]  # is called with the share of a job that is done
+_CHECKS_EVERY = 0.2  # seconds
+_SAVES_FOR = 10.0  # seconds that a worker has for saving, when it is asked to stop
+_SETTINGS = "job.json"  # in the folder of a finished job
+_HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other job could write either
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(ABC):
+    """Something to run. ``name`` is its folder, below that of all jobs; ``cost`` its seconds on one core, about.
+
+    >>> sorted(Job.__abstractmethods__)
+    ['run']
+    """
+
+    name: str
+    cost: float
+
+    def settings(self) -> str:
+        """What is run, as JSON; the number of threads is the machine's."""
+        settings = dataclasses.asdict(self)
+        del settings["cost"]
+        settings.get("config", {}).pop("threads", None)
+        return json.dumps(settings, sort_keys=True, default=str)
+
+    def is_done(self, below: Path) -> bool:
+        """Whether it is finished, with these settings."""
+        out = below / self.name
+        done = (out / RESULT).exists() and (out / _SETTINGS).exists()
+        return done and (out / _SETTINGS).read_text() == self.settings()
+
+    @abstractmethod
+    def run(self, out: Path, on_progress: OnProgress) -> None:
+        """Run it, or go on with it, in this process and this folder; at its end there is a ``result.json``."""
+
+
+def run_jobs(
+    jobs: Sequence[Job],
+    folder: str | os.PathLike[str],
+    *,
+    workers: int = 2,
+    on_progress: Callable[[str, float], None] | None = None,
+) -> dict[str, str]:
+    """Run what is not finished yet, the longest first, and return what has failed: names, and why.
+
+    A worker is a process that computes with one thread; it ends with this one, however that ends. Asked to stop
+    (Ctrl-C, SIGTERM), the workers save what they have, and :class:`avagrad.lab.stopping.Stopped` is raised.
+
+    Args:
+        jobs: what to run.
+        folder: where their folders are.
+        workers: how many processes.
+        on_progress: is called, many times a second, with a job's name and the share of it that is done, at its end 1.0.
+
+    >>> run_jobs([], "nowhere", workers=0)
+    Traceback (most recent call last):
+    ...
+    ValueError: workers is 0, but must be a whole number of at least 1.
+    """
+    if not isinstance(workers, int) or workers < 1:
+        raise ValueError(f"workers is {workers!r}, but must be a whole number of at least 1.")
+    place = Path(folder)
+    left = sorted((job for job in jobs if not job.is_done(place)), key=lambda job: job.cost)  # the next is the last
+    pool = _WorkerPool(place, left, on_progress or (lambda name, share: None))
+    if not left:
+        return {}
+    place.mkdir(parents=True, exist_ok=True)
+    with catch_signals() as stop:
+        try:
+            pool.start(min(workers, len(left)))
+            while pool.workers:
+                if stop.signal is not None:
+                    raise Stopped(stop.signal, place)
+                pool.check(_CHECKS_EVERY)
+        finally:
+            pool.stop()
+    return pool.failed
+
+
+@dataclass
+class _Worker:
+    """A process, the pipe to it, and what it is at."""
+
+    process: multiprocessing.process.BaseProcess
+    pipe: Connection
+    job: Job
+    share: float = 0.0  # of the job, that is done
+
+
+@dataclass
+class _WorkerPool:
+    """All workers. One that is done with a job gets the next; one that has died is replaced; one too many ends."""
+
+    folder: Path
+    left: list[Job]
+    on_progress: Callable[[str, float], None]
+    workers: list[_Worker] = field(default_factory=list)
+    failed: dict[str, str] = field(default_factory=dict)
+
+    def start(self, count: int) -> None:
+        for _ in range(count):
+            self._start_one()
+
+    def _start_one(self) -> None:
+        context = multiprocessing.get_context("spawn")
+        ours, theirs = context.Pipe()
+        # A daemon, so that this process can end without it in any case.
+        process = context.Process(target=_work, args=(theirs, self.folder), daemon=True)
+        with _environment(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1"):
+            process.start()
+        theirs.close()
+        worker = _Worker(process, ours, self.left.pop())
+        self.workers.append(worker)
+        self._send(worker)
+
+    def _send(self, worker: _Worker) -> None:
+        worker.share = 0.0
+        self.on_progress(worker.job.name, worker.share)
+        with contextlib.suppress(BrokenPipeError):  # one that has died already will be seen
+            worker.pipe.send(worker.job)
+
+    def check(self, seconds: float) -> None:
+        """Wait until a worker has sent something, and act on it."""
+        ready = wait([worker.pipe for worker in self.workers], seconds)
+        if not ready:  # a clock that is shown has to be called now and then
+            for worker in self.workers:
+                self.on_progress(worker.job.name, worker.share)
+        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+            try:
+                message = worker.pipe.recv()
+            except (EOFError, OSError):
+                self._replace_dead(worker)
+                continue
+            if isinstance(message, float):
+                worker.share = min(message, 0.999)
+                self.on_progress(worker.job.name, worker.share)
+            else:
+                self._end(worker.job, *message)
+                self._next(worker)
+
+    def _end(self, job: Job, why: str | None, number: int | None) -> None:
+        if number in _HOPELESS:
+            raise OSError(why)
+        if why is not None:
+            self.failed[job.name] = why
+        self.on_progress(job.name, 1.0)
+
+    def _next(self, worker: _Worker) -> None:
+        if self.left:
+            worker.job = self.left.pop()
+            self._send(worker)
+        else:
+            self.workers.remove(worker)
+            worker.pipe.close()  # which ends it
+            worker.process.join()
+
+    def _replace_dead(self, worker: _Worker) -> None:
+        self.workers.remove(worker)
+        worker.pipe.close()
+        worker.process.join()
+        code = worker.process.exitcode or 0
+        how = f"was ended: {signal.strsignal(-code)}" if code < 0 else f"ended with code {code}"
+        self._end(worker.job, f"its process {how}", None)
+        if self.left:
+            self._start_one()
+
+    def stop(self) -> None:
+        """Have all of them save and end; who takes too long is killed, with all that it has started."""
+        until = time.monotonic() + _SAVES_FOR
+        for worker in self.workers:
+            worker.process.terminate()
+        for worker in self.workers:
+            wait([worker.process.sentinel], max(0.0, until - time.monotonic()))
+            assert worker.process.pid is not None
+            # Before it is joined: until then its number is nobody else's.
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(worker.process.pid, signal.SIGKILL)
+            worker.process.kill()
+            worker.process.join()
+            worker.pipe.close()
+        self.workers = []
+
+
+@contextlib.contextmanager
+def _environment(**values: str) -> Iterator[None]:
+    """Set variables for the processes that are started meanwhile."""
+    before = {name: os.environ.get(name) for name in values}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
+
+
+def _work(pipe: Connection, folder: Path) -> None:
+    """Be a worker: run what comes through the pipe, until it is closed."""
+    os.setsid()  # Ctrl-C is for the one that started it, and it can be killed with all that it starts
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # where nothing catches it, to save first
+    torch.set_num_threads(1)
+    with contextlib.suppress(EOFError, BrokenPipeError):
+        while True:
+            job: Job = pipe.recv()
+            pipe.send(_outcome(job, folder, pipe.send))
+
+
+def _outcome(job: Job, folder: Path, on_progress: OnProgress) -> tuple[str | None, int | None]:
+    """Run a job; return why it failed, if it did, and the system's number for that."""
+    out = folder / job.name
+    try:
+        if (out / RESULT).exists():  # of other settings
+            shutil.rmtree(out)
+        job.run(out, on_progress)
+        write_atomic(out / _SETTINGS, lambda file: file.write(job.settings().encode()))
+    except BrokenPipeError:
+        raise  # nobody is left to send to
+    except KeyboardInterrupt:  # how a search is stopped
+        sys.exit(128 + signal.SIGTERM)
+    except Exception as error:
+        return str(error) or type(error).__name__, getattr(error, "errno", None)
+    return None, None
+
+
+def _end_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+    wait([parent.sentinel])
+    os.killpg(0, signal.SIGKILL)
