@@ -459,7 +459,7 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_small_pickle_takes_little_memory(tmp_path: Path) -> None:
     write_python(tmp_path, make(10), 10)
     (tmp_path / "data_batch_3").write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")  # one object, put in place 134,217,727
-    assert peak_of_refusal(tmp_path, 10, "data_batch_3 holds nothing") < 20_000_000
+    assert peak_of_refusal(tmp_path, 10, "data_batch_3 .*it asks for 134,217,727 places") < 20_000_000
 
 
 def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:

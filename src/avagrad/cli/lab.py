@@ -152,8 +152,10 @@ def _run_and_show(console: Console, settings: toy.Settings, names: Sequence[str]
         bounds = curve.bound(settings)
         bound = None if bounds is None else bounds[-1].mean().item()
         most = settings.problem.largest_gradient**2
-        told = "" if bound is None else f"{bound:.4f}" if bound < most else f"none below {most:.3g}"
-        table.add_row(METHODS[name].title if name in METHODS else name, *(f"{x[-1].mean():.4f}" for x in numbers), told)
+        shown = "" if bound is None else f"{bound:.4f}" if bound < most else f"none below {most:.3g}"
+        table.add_row(
+            METHODS[name].title if name in METHODS else name, *(f"{x[-1].mean():.4f}" for x in numbers), shown
+        )
     console.print(table)
     return curves
 

@@ -1,6 +1,6 @@
 """A pool of processes that runs jobs, each in a folder of its own.
 
-Told to stop, the workers save what they have; a job that was stopped goes on where it was, and one that is finished is
+Asked to stop, the workers save what they have; a job that was stopped goes on where it was, and one that is finished is
 not run again. A worker that has died is replaced.
 """
 

@@ -5,6 +5,7 @@ Nothing that a pickle names is looked up or called: a stand-in keeps what it is 
 
 import io
 import pickle
+import pickletools
 from typing import Any
 
 import numpy
@@ -86,7 +87,7 @@ _STAND_INS: dict[tuple[str, str], type] = {
 }
 
 
-class _Unpickler(pickle._Unpickler):  # the one in C takes gigabytes where a few bytes ask for them
+class _Unpickler(pickle.Unpickler):
     def find_class(self, module: str, name: str) -> type:
         if (module, name) not in _STAND_INS:
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is neither an array nor a list nor text")
@@ -95,6 +96,10 @@ class _Unpickler(pickle._Unpickler):  # the one in C takes gigabytes where a few
 
 def _unpickle(name: str, raw: bytes) -> object:
     try:
+        for operation, argument, _ in pickletools.genops(raw):
+            # As many places are made as the largest number of one says: more than the file can fill would be gigabytes.
+            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
+                raise pickle.UnpicklingError(f"it asks for {argument:,} places to remember things in")
         return _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     except Exception as error:  # a broken pickle may raise anything
         raise ValueError(
