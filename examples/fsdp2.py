@@ -1,4 +1,4 @@
-"""Train with fully sharded parameters (FSDP2). AvaGrad's norm runs over the shards of all ranks, without being told.
+"""Train with fully sharded parameters (FSDP2). AvaGrad's norm runs over the shards of all ranks by itself.
 
 Run: torchrun --nproc-per-node 2 examples/fsdp2.py
 
@@ -81,6 +81,7 @@ def main() -> None:
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(max(args.steps, int(start)))}
     dcp.save(state, checkpoint_id=args.checkpoint)  # type: ignore[attr-defined]
+    dist.barrier()  # gloo's threads may still hold a tensor of the save; they need Python to let go of it
     dist.destroy_process_group()
 
 
