@@ -39,13 +39,11 @@ class ParamView(NamedTuple):
     place: int  # among all parameters of the optimizer
     rounding: str
     seed: int
-    capturable: bool
+    on_host: bool  # whether the step count may be read
 
     def step_value(self) -> Scalar:
         """Return the step count as a number, or as a tensor where nothing may be read on the host."""
-        if self.capturable or self.step.device.type != "cpu":
-            return self.step.to(scalar_dtype(self.step.device))
-        return self.step.item()
+        return self.step.item() if self.on_host else self.step.to(scalar_dtype(self.step.device))
 
     def gradient(self) -> Tensor | None:
         """Return the part of the gradient that is on this rank."""
@@ -139,7 +137,8 @@ def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Grou
     compensation = state.get("compensation") if rounding == "kahan" else None
     tensors = tuple(local_part(state[key]) for key in opt._state_tensors(group))
     rest = None if compensation is None else local_part(compensation)
-    where_and_how = index, place, rounding, group.get("rounding_seed", 0), group["capturable"]
+    on_host = not group["capturable"] and state["step"].device.type == "cpu"
+    where_and_how = index, place, rounding, group.get("rounding_seed", 0), on_host
     return ParamView(p, local_part(p), state["step"], tensors, rest, *where_and_how)
 
 

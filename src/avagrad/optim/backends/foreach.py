@@ -34,13 +34,14 @@ class _Batch(NamedTuple):
     ws: list[Tensor]
     ms: list[Tensor]
     vs: list[Tensor]
-    numels: list[Tensor]
+    numels: Tensor
     compensations: list[Tensor]  # one for each, or none
 
     def select(self, places: list[int]) -> "_Batch":
         if len(places) == len(self.ws):
             return self
-        return _Batch._make([each[i] for i in places] if each else [] for each in self)
+        part = _Batch._make([each[i] for i in places] if len(each) else [] for each in self)
+        return part._replace(numels=torch.stack([*part.numels]))
 
 
 class Foreach(Loop):
@@ -49,30 +50,31 @@ class Foreach(Loop):
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         super().__init__(views, rules)
         self._batches = list(_batches(views))
-        self._places: list[list[tuple[int, int]]] = [[] for _ in views]  # in which batches each view is, and where
-        for number, batch in enumerate(self._batches):
-            for place, i in enumerate(batch.views):
-                self._places[i].append((number, place))
+        self._split = {i for batch in self._batches for i, part in zip(batch.views, batch.parts, strict=True) if part}
 
     def _alike(self, views: Iterable[int]) -> Iterator[tuple[int, list[int], _Batch, Seen]]:
         """Return batches of these views alone that have one count of gradients, and which part of a batch each is."""
         counts = {i: self.views[i].step_value() for i in views}
-        found: dict[tuple[int, float | None], list[int]] = {}
-        for i, count in counts.items():
-            key = None if isinstance(count, Tensor) else count
-            for number, place in self._places[i]:
-                found.setdefault((number, key), []).append(place)
-        for (number, key), places in found.items():
-            batch = self._batches[number].select(places)
-            yield number, places, batch, [counts[i] for i in batch.views] if key is None else key  # type: ignore[misc]
+        for number, batch in enumerate(self._batches):
+            found: dict[float | None, list[int]] = {}
+            for place, i in enumerate(batch.views):
+                if i in counts:
+                    found.setdefault(None if isinstance(counts[i], Tensor) else counts[i], []).append(place)  # type: ignore[arg-type]
+            for count, places in found.items():
+                part = batch.select(places)
+                yield number, places, part, [counts[i] for i in part.views] if count is None else count  # type: ignore[misc]
 
     def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
-        parts = {i: blocks(g) for i, g in grads.items()}
+        parts = {i: blocks(grads[i]) for i in self._split if i in grads}
         for _, _, batch, seen in self._alike(grads):
             view, device = self.views[batch.views[0]], batch.ws[0].device
             rule, dtype = step.rule(view.group, device), batch.ms[0].dtype
             assert isinstance(rule, Delayed)
-            gs = [unscaled(parts[i][k], step.grad_scale, dtype) for i, k in zip(batch.views, batch.parts, strict=True)]
+            gs = [grads[i] for i in batch.views]
+            if parts:
+                gs = [parts.get(i, (g,))[k] for g, i, k in zip(gs, batch.views, batch.parts, strict=True)]
+            if step.grad_scale is not None or any(g.dtype != dtype for g in gs):
+                gs = [unscaled(g, step.grad_scale, dtype) for g in gs]
             ws = _delayed_step(batch, gs, seen, rule, step.gamma(device))
             if view.rounding != "nearest":
                 for place, i in enumerate(batch.views):
@@ -106,12 +108,9 @@ def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
     """Return the parameters in batches."""
     kinds: dict[Any, list[tuple[Any, ...]]] = {}
     for i, view in enumerate(views):
-        rests = [] if view.compensation is None else [blocks(view.compensation)]
-        tensors = (blocks(x) for x in (view.w, *view.state))
+        tensors = (blocks(x) for x in (view.w, *view.state, view.compensation) if x is not None)
         kind = kinds.setdefault((view.group, view.w.device, view.w.dtype), [])
-        for part, (w, m, v, *rest) in enumerate(zip(*tensors, *rests, strict=True)):
-            numel = torch.full((), w.numel(), dtype=scalar_dtype(w.device), device=w.device)
-            kind.append((i, part, w, m, v, numel, *rest))
+        kind.extend((i, part, *pieces) for part, pieces in enumerate(zip(*tensors, strict=True)))
     for alike in kinds.values():
         first = size = 0
         most = block_size(alike[0][2].device)
@@ -124,8 +123,10 @@ def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
 
 
 def _batch(pieces: list[tuple[Any, ...]]) -> _Batch:
-    columns = [list(column) for column in zip(*pieces, strict=True)]
-    return _Batch._make(columns + [[]] * (len(_Batch._fields) - len(columns)))
+    views, parts, ws, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
+    dtype = scalar_dtype(ws[0].device)
+    numels = torch.stack([torch.full((), w.numel(), dtype=dtype, device=w.device) for w in ws])  # a graph may hold it
+    return _Batch(views, parts, ws, ms, vs, numels, *(rests or [[]]))
 
 
 def _count(steps: list[Tensor]) -> None:
@@ -166,7 +167,7 @@ def _totals(batch: _Batch, seen: Seen, rule: Delayed) -> Tensor:
     known = _column(_each(lambda n: indicator(n > 0, n), seen, dtype) if flags.bias_correction else 1.0)
     roots = _column(1.0 if flags.of_step else _each(rule.root, seen, dtype))
     totals = _power_sums(xs, flags.norm, dtype) * (roots / unit) ** flags.norm
-    counts = _counts(vs, dtype) if flags.active_only else torch.stack(batch.numels)
+    counts = _counts(vs, dtype) if flags.active_only else batch.numels
     return torch.stack([totals * known, counts * known], 1)
 
 
