@@ -7,42 +7,41 @@ import contextlib
 import glob
 import gzip
 import hashlib
-import http.client
-import os
-import secrets
 import tarfile
 import urllib.request
 import zlib
-from collections.abc import Collection
+from http.client import HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy
 
-from avagrad.lab.data.cifar_files import SIDE, Part, read_file
-from avagrad.lab.data.cifar_folders import read_folders
+from avagrad.files import write_atomic
+from avagrad.lab.data.cifar_files import SIDE, SUFFIXES, Part, read_file
 
-__all__ = ["SIDE", "Images", "download_cifar", "read_images", "wanted"]
+__all__ = ["SIDE", "WANTED", "Images", "download_cifar", "read_images"]
 
-PAGE = "https://www.cs.toronto.edu/~kriz/cifar.html"
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
-# What --download fetches, with the digest that the page gives.
-ARCHIVES = {
+WANTED = (
+    "Wanted is cifar-10-python.tar.gz or cifar-10-binary.tar.gz (of CIFAR-100: cifar-100-...) from "
+    f"{ADDRESS}cifar.html, packed or unpacked, or a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg); "
+    "--download fetches the first into the folder that data names."
+)
+ARCHIVES = {  # what --download fetches, with the digest that the page gives
     10: ("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     100: ("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
 }
 COMPLETE = {"train": 50_000, "test": 10_000}  # images
 
-# The python form's files; those of the binary form end in .bin.
-_FILES = {
+_FILES = {  # of the python form; those of the binary form end in .bin
     10: {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
     100: {"train": ["train"], "test": ["test"]},
 }
-_NAMES = {n: [name + end for part in _FILES[n].values() for name in part for end in ("", ".bin")] for n in _FILES}
-_LARGEST = {10: 32_000_000, 100: 160_000_000}  # bytes of a file, a little more than the official ones have
-_UNPACKED = 200_000_000  # bytes of an archive's content, likewise
-_SUFFIXES = (".png", ".jpg", ".jpeg")
-_KEEPING = 2  # counted up when what is kept changes
+_NAMES = {n: [name + end for names in _FILES[n].values() for name in names for end in ("", ".bin")] for n in _FILES}
+# Bytes that files and an archive's content may have: a little more than the official ones.
+_LARGEST = dict.fromkeys(_NAMES[10], 32_000_000) | dict.fromkeys(_NAMES[100], 160_000_000)
+_UNPACKED = 200_000_000
+_KEEPING = 3  # counted up when what is kept changes
 
 
 class Images(NamedTuple):
@@ -57,19 +56,6 @@ class Images(NamedTuple):
     test: Part
     names: tuple[str, ...]  # of the classes, where folders name them
     remarks: tuple[str, ...]  # what a reader of the results should know about the data
-
-
-def wanted(classes: int) -> str:
-    """Say which files are wanted, and where people get them.
-
-    >>> wanted(100)
-    'Wanted is cifar-100-python.tar.gz or cifar-100-binary.tar.gz from https://www.cs.toronto.edu/~kriz/cifar.html, ...'
-    """
-    return (
-        f"Wanted is cifar-{classes}-python.tar.gz or cifar-{classes}-binary.tar.gz from {PAGE}, packed or unpacked, "
-        f"or a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg); "
-        f"--download fetches {ARCHIVES[classes][0]} into the folder that data names."
-    )
 
 
 def read_images(path: str | Path, classes: int = 10) -> Images:
@@ -88,147 +74,150 @@ def read_images(path: str | Path, classes: int = 10) -> Images:
     """
     path = Path(path)
     if not path.exists():
-        raise FileNotFoundError(f"cifar: data is {str(path)!r}, which does not exist. {wanted(classes)}")
-    files = _listed(path, classes) if path.is_dir() else [""]
-    for form in () if files else ("python", "binary"):
-        if (packed := path / f"cifar-{classes}-{form}.tar.gz").is_file():
-            return read_images(packed, classes)
+        raise FileNotFoundError(f"cifar: data is {str(path)!r}, which does not exist. {WANTED}")
+    files = _find(path, classes) if path.is_dir() else [Path()]
+    archives = [path / f"cifar-{classes}-{form}.tar.gz" for form in ("python", "binary")]
+    packed = [archive for archive in archives if archive.is_file()]
+    if packed and not files:
+        return read_images(packed[0], classes)
+    about: list[object] = [_KEEPING, path.resolve()]
+    for file in files:
+        facts = (path / file).stat()
+        about += [file, facts.st_size, facts.st_mtime_ns]
+    key = hashlib.sha256(repr(about).encode()).hexdigest()
     name = f"cifar-{classes}.avagrad.npz"
     place = path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
-    facts = [(file, (path / file).stat()) for file in files]
-    about = [_KEEPING, path.resolve(), *((file, fact.st_size, fact.st_mtime_ns) for file, fact in facts)]
-    key = hashlib.sha256("\n".join(map(str, about)).encode()).hexdigest()
-    if (images := _kept(place, key)) is None:
+    images = _kept(place, key)
+    if images is None:
         images = _read(path, classes, files)
         _keep(place, key, images)
     return images
 
 
-def _listed(folder: Path, classes: int) -> list[str]:
-    """Return the official files, or else the images, in the folder or in one inside it, as paths from the folder."""
-    places = ["", *sorted(f"{child.name}/" for child in folder.iterdir() if child.is_dir())]
-    files = [place + name for place in places for name in _NAMES[classes]]
-    if found := [file for file in files if os.path.isfile(folder / file)]:
-        return found
-    for place in places:
-        files = [file for part in COMPLETE for file in glob.glob(f"{part}/*/*", root_dir=folder / place)]
-        if images := [place + file.replace(os.sep, "/") for file in files if file.lower().endswith(_SUFFIXES)]:
-            return sorted(images, key=lambda file: file.split("/"))
-    return []
+def _find(folder: Path, classes: int) -> list[Path]:
+    """Return the official files in the folder or in one inside it, or else the images, as paths from the folder."""
+    names = [name for pattern in ("*", "*/*") for name in sorted(glob.glob(pattern, root_dir=folder))]
+    official = [file for file in map(Path, names) if file.name in _NAMES[classes] and (folder / file).is_file()]
+    if official:
+        return official
+    names = [name for part in COMPLETE for name in glob.glob(f"{part}/*/*", root_dir=folder)]
+    return sorted(Path(name) for name in names if name.lower().endswith(SUFFIXES))
 
 
-def _unpacked(path: Path, classes: int) -> dict[str, bytes]:
-    """Return the official files of an archive; those of the other CIFAR are empty."""
-    content, size = {}, 0
-    try:
-        with gzip.open(path) as whole:  # its size and checksum, before tar believes what its members claim
-            while piece := whole.read(1 << 20):
-                if (size := size + len(piece)) > _UNPACKED:
-                    raise ValueError(
-                        f"cifar: {str(path)!r} unpacks to more than {_UNPACKED:,} bytes, but an official archive has "
-                        f"fewer: it is something else. {wanted(classes)}"
-                    )
-        with tarfile.open(path, "r:gz") as tar:
-            for member in tar:
-                name = "/".join(part for part in member.name.split("/") if part not in ("", "."))
-                base = name.rpartition("/")[2]
-                if not member.isfile() or member.issparse():  # one that is sparse can have more bytes than the archive
-                    continue
-                if base in _NAMES[classes]:
-                    _check_size(name, member.size, classes)
-                    file = tar.extractfile(member)
-                    assert file is not None
-                    content[name] = file.read()
-                elif base in _NAMES[110 - classes]:
-                    content[name] = b""
-    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        raise ValueError(
-            f"cifar: {str(path)!r} ({path.stat().st_size:,} bytes) cannot be read to its end as a .tar.gz ({error}): "
-            f"it has been cut off, or is something else. {wanted(classes)}"
-        ) from error
-    return content
-
-
-def _check_size(name: str, size: int, classes: int) -> None:
-    if size > _LARGEST[classes]:
-        raise ValueError(f"cifar: {name} has {size:,} bytes, but should have at most {_LARGEST[classes]:,}.")
-
-
-def _official(path: Path, classes: int, there: Collection[str]) -> dict[str, list[str]]:
-    """Return the official files of both parts, in the form and the place of the first that is there."""
-    first = next((file for file in there if file.rpartition("/")[2] in _NAMES[classes]), None)
-    if first is None and (there or (path.is_dir() and _listed(path, 110 - classes))):
-        other = 110 - classes
-        raise ValueError(f"cifar: {str(path)!r} holds CIFAR-{other}, but classes is {classes}: set classes={other}.")
-    if first is None:
-        raise FileNotFoundError(f"cifar: {str(path)!r} holds no files of CIFAR-{classes}. {wanted(classes)}")
-    place, slash, base = first.rpartition("/")
-    suffix = ".bin" if base.endswith(".bin") else ""
-    parts = {part: [place + slash + name + suffix for name in names] for part, names in _FILES[classes].items()}
-    if missing := [file.rpartition("/")[2] for files in parts.values() for file in files if file not in there]:
-        inside = f" beside the other files in {place!r}" if place else ""
-        raise FileNotFoundError(f"cifar: {str(path)!r} lacks {', '.join(missing)}{inside}. {wanted(classes)}")
-    return parts
-
-
-def _read(path: Path, classes: int, files: list[str]) -> Images:
-    if files and files[0].lower().endswith(_SUFFIXES):
-        return _read_folders(path, classes, files)
-    packed = None if path.is_dir() else _unpacked(path, classes)
-    parts, remarks = {}, []
-    for part, names in _official(path, classes, files if packed is None else packed).items():
-        pieces, complete = [], COMPLETE[part] // len(names)
-        for name in names:
-            if packed is None:
-                _check_size(name, (path / name).stat().st_size, classes)
-            raw = (path / name).read_bytes() if packed is None else packed[name]
-            pieces.append(read_file(name, raw, classes, complete))
-            remarks += _remark(name, len(pieces[-1][1]), complete)
-        pixels, labels = zip(*pieces, strict=True)
-        parts[part] = numpy.concatenate(pixels), numpy.concatenate(labels)
-    return Images(parts["train"], parts["test"], (), tuple(remarks))
-
-
-def _read_folders(path: Path, classes: int, files: list[str]) -> Images:
-    parts, names = read_folders(path, files, classes)
-    remarks = [says for part in parts for says in _remark(f"{part}/", len(parts[part][1]), COMPLETE[part])]
-    if any(not file.lower().endswith(".png") for file in files):
+def _read(path: Path, classes: int, files: list[Path]) -> Images:
+    """Read an archive, or the files of a folder, and remark on what is unusual about them."""
+    unpacked = _unpack(path) if path.is_file() else {}
+    names = sorted({file.parent.name for file in files if file.name.lower().endswith(SUFFIXES)})
+    if names:
+        parts = _image_parts(path, files, classes)
+    else:
+        there = list(unpacked) if path.is_file() else files or _find(path, 110 - classes)
+        parts = _official_parts(path, there, classes)
+    found, remarks = {}, []
+    for part, chosen in parts.items():
+        complete = COMPLETE[part] if names else COMPLETE[part] // len(chosen)
+        pieces = []
+        for file in chosen:
+            raw = unpacked[file] if unpacked else _load(path, file)
+            pieces.append(read_file(str(file), raw, classes, complete))
+        counts = {str(file): len(labels) for file, (_, labels) in zip(chosen, pieces, strict=True)}
+        pixels, labels = (numpy.concatenate(arrays) for arrays in zip(*pieces, strict=True))
+        if names:
+            counts = {f"{part}/": len(chosen)}
+            labels = numpy.array([names.index(file.parent.name) for file in chosen], numpy.int64)
+        for name, count in counts.items():
+            if count != complete:
+                says = f"{name} has {count:,} images where the complete one has {complete:,}"
+                remarks.append(f"{says}: it is another version, or cut off.")
+        found[part] = pixels, labels
+    if names and any(file.suffix.lower() != ".png" for file in files):
         remarks.append(
             "The images were compressed as JPEG, which changes them: errors on them can be compared with each other, "
             "and only roughly with those on the official files."
         )
-    return Images(parts["train"], parts["test"], names, tuple(remarks))
+    return Images(found["train"], found["test"], tuple(names), tuple(remarks))
 
 
-def _remark(name: str, count: int, complete: int) -> list[str]:
-    says = f"{name} has {count:,} images where the complete one has {complete:,}: it is another version, or cut off."
-    return [] if count == complete else [says]
+def _official_parts(path: Path, files: list[Path], classes: int) -> dict[str, list[Path]]:
+    """Return the official files of both parts, in the form and the place of the first that is there."""
+    if not files:
+        raise FileNotFoundError(f"cifar: {str(path)!r} holds no files of CIFAR-{classes}. {WANTED}")
+    first = next((file for file in files if file.name in _NAMES[classes]), None)
+    if first is None:
+        other = 110 - classes
+        raise ValueError(f"cifar: {str(path)!r} holds CIFAR-{other}, but classes is {classes}: set classes={other}.")
+    parts = {part: [first.with_name(name + first.suffix) for name in names] for part, names in _FILES[classes].items()}
+    if missing := [file.name for part in parts.values() for file in part if file not in files]:
+        lacks = f"lacks {', '.join(missing)} beside the other files in {str(first.parent)!r}"
+        raise FileNotFoundError(f"cifar: {str(path)!r} {lacks}. {WANTED}")
+    return parts
+
+
+def _image_parts(path: Path, files: list[Path], classes: int) -> dict[str, list[Path]]:
+    """Return the images of both parts, which have the same folders."""
+    parts = {part: [file for file in files if file.parts[0] == part] for part in COMPLETE}
+    train, test = ({file.parent.name for file in images} for images in parts.values())
+    if not train or not test:
+        raise FileNotFoundError(f"cifar: {str(path)!r} lacks images in {'test' if train else 'train'}/CLASS. {WANTED}")
+    if len(train) != classes:
+        has = f"has {len(train)} folders with images ({', '.join(sorted(train)[:12])})"
+        raise ValueError(f"cifar: train in {str(path)!r} {has}, but should have one for each of {classes} classes.")
+    if train != test:
+        only = f"only one of them has images in {', '.join(sorted(train ^ test)[:12])}"
+        raise ValueError(f"cifar: train and test in {str(path)!r} should have the same folders, but {only}.")
+    return parts
+
+
+def _load(folder: Path, file: Path) -> bytes:
+    _check_size(file, (folder / file).stat().st_size)
+    return (folder / file).read_bytes()
+
+
+def _unpack(archive: Path) -> dict[Path, bytes]:
+    """Return the content of an archive's official files."""
+    content = {}
+    try:
+        with gzip.open(archive) as whole:  # its size and checksum, before tar believes what its members claim
+            whole.seek(_UNPACKED)
+            if whole.read(1):
+                says = f"unpacks to more than {_UNPACKED:,} bytes, but an official archive has fewer"
+                raise ValueError(f"cifar: {str(archive)!r} {says}: it is something else. {WANTED}")
+        with tarfile.open(archive, "r:gz") as tar:
+            for member in tar:
+                name = Path(member.name)
+                # One that is sparse can have more bytes than the archive.
+                if name.name in _LARGEST and member.isfile() and not member.issparse():
+                    _check_size(name, member.size)
+                    file = tar.extractfile(member)
+                    content[name] = file.read() if file else b""
+    except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
+        says = f"cannot be read to its end as a .tar.gz ({error}): it has been cut off, or is something else"
+        raise ValueError(f"cifar: {str(archive)!r} ({archive.stat().st_size:,} bytes) {says}. {WANTED}") from error
+    return content
+
+
+def _check_size(file: Path, size: int) -> None:
+    most = _LARGEST.get(file.name, 32_000_000)  # of an image, too
+    if size > most:
+        raise ValueError(f"cifar: {file} has {size:,} bytes, but should have at most {most:,}.")
 
 
 def _kept(place: Path, key: str) -> Images | None:
     try:
         with place.open("rb") as file, numpy.load(file, allow_pickle=False) as kept:
-            if str(kept["key"]) != key:
+            if str(kept["arr_0"]) != key:
                 return None
-            train, test = ((kept[f"{part}_pixels"], kept[f"{part}_labels"]) for part in COMPLETE)
-            return Images(train, test, tuple(map(str, kept["names"])), tuple(map(str, kept["remarks"])))
+            _, names, remarks, *arrays = (kept[name] for name in kept)
+            pixels, labels, test_pixels, test_labels = arrays
+            return Images((pixels, labels), (test_pixels, test_labels), tuple(names.tolist()), tuple(remarks.tolist()))
     except Exception:  # not there, or broken in whichever way: it is made again
         return None
 
 
 def _keep(place: Path, key: str, images: Images) -> None:
-    arrays = {name: numpy.array(getattr(images, name), str) for name in ("names", "remarks")}
-    for part, (pixels, labels) in (("train", images.train), ("test", images.test)):
-        arrays |= {f"{part}_pixels": pixels, f"{part}_labels": labels}
-    scratch = place.with_name(f".{place.name}.{secrets.token_hex(4)}")
-    # Where nothing may be written, or there is no space, the data are read anew the next time.
-    with contextlib.suppress(OSError):
-        try:
-            with scratch.open("xb") as file:
-                numpy.savez(file, allow_pickle=False, key=numpy.array(key), **arrays)
-            scratch.replace(place)  # at once: other runs may be reading, or keeping the same
-        finally:
-            scratch.unlink(missing_ok=True)
+    texts = [numpy.array(text, str) for text in (key, images.names, images.remarks)]
+    with contextlib.suppress(OSError):  # where nothing may be written, the data are read anew the next time
+        write_atomic(place, lambda file: numpy.savez(file, *texts, *images.train, *images.test), shared=True)
 
 
 def download_cifar(folder: str | Path, classes: int = 10, address: str | None = None) -> None:
@@ -241,26 +230,17 @@ def download_cifar(folder: str | Path, classes: int = 10, address: str | None = 
     """
     folder = Path(folder)
     name, digest = ARCHIVES[classes]
-    if folder.is_file() or (folder / name).is_file() or (folder.is_dir() and _listed(folder, classes)):
+    if folder.is_file() or (folder / name).is_file() or (folder.is_dir() and _find(folder, classes)):
         return
     address = address or ADDRESS + name
-    scratch = folder / f".{name}.{secrets.token_hex(4)}"
     try:
-        total, size = hashlib.md5(usedforsecurity=False), 0
         with urllib.request.urlopen(address, timeout=60) as response:
-            folder.mkdir(parents=True, exist_ok=True)
-            with scratch.open("xb") as file:
-                while piece := response.read(1 << 20):
-                    total.update(piece)
-                    file.write(piece)
-                    size += len(piece)
-        if total.hexdigest() != digest:
-            raise ValueError(f"its {size:,} bytes have the md5 digest {total.hexdigest()}, but should have {digest}")
-        scratch.replace(folder / name)
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise OSError(
-            f"cifar: {address!r} could not be fetched ({error}); the file can be put into {str(folder)!r} by hand. "
-            f"{wanted(classes)}"
-        ) from error
-    finally:
-        scratch.unlink(missing_ok=True)
+            content = response.read(_UNPACKED)
+        found = hashlib.md5(content, usedforsecurity=False).hexdigest()
+        if found != digest:
+            raise ValueError(f"its {len(content):,} bytes have the md5 digest {found}, but should have {digest}")
+        folder.mkdir(parents=True, exist_ok=True)
+        write_atomic(folder / name, lambda file: file.write(content), shared=True)
+    except (OSError, ValueError, HTTPException) as error:
+        by_hand = f"the file can be put into {str(folder)!r} by hand"
+        raise OSError(f"cifar: {address!r} could not be fetched ({error}); {by_hand}. {WANTED}") from error

@@ -1,4 +1,4 @@
-"""Reading one official file of CIFAR, in the binary form or the python form, which is a pickle.
+"""Reading one file of CIFAR: in the official binary form, in the official python form, a pickle, or an image.
 
 Nothing that a pickle names is looked up or called: a stand-in keeps what it is given, and arrays are made afterwards.
 """
@@ -6,6 +6,8 @@ Nothing that a pickle names is looked up or called: a stand-in keeps what it is 
 import io
 import pickle
 import pickletools
+import re
+from pathlib import Path
 from typing import Any
 
 import numpy
@@ -14,61 +16,77 @@ import numpy.typing
 __all__ = ["read_file"]
 
 SIDE = 32
+SUFFIXES = (".png", ".jpg", ".jpeg")  # of images
 _PIXELS = 3 * SIDE * SIDE  # bytes of an image
 
+Array = numpy.typing.NDArray[Any]
 Part = tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64]]
 
 
 def read_file(name: str, raw: bytes, classes: int, complete: int) -> Part:
     """Return pixels, (images, height, width, 3), and labels of a file, of which the complete one has so many images.
 
+    The label of an image is 0: the folder that it is in tells the real one.
+
     >>> pixels, labels = read_file("test_batch.bin", (bytes([7]) + bytes(3072)) * 2, classes=10, complete=10_000)
     >>> pixels.shape, labels
     ((2, 32, 32, 3), array([7, 7]))
     """
-    pixels, labels = (_from_records if name.endswith(".bin") else _from_pickle)(name, raw, classes, complete)
-    wrong = labels[(labels < 0) | (labels >= classes)]
-    if len(wrong):
-        raise ValueError(f"cifar: {name} has an image with label {wrong[0]}, but labels should be 0 to {classes - 1}.")
+    read, form = _FORMS[Path(name).suffix.lower()]
+    try:
+        pixels, labels = read(raw, classes, complete)
+        wrong = labels[(labels < 0) | (labels >= classes)]
+        if len(wrong):
+            raise ValueError(f"an image has label {wrong[0]}, but labels should be 0 to {classes - 1}")
+    except ImportError as error:
+        raise ModuleNotFoundError("cifar: images are decoded by Pillow: pip install pillow.") from error
+    except Exception as error:  # a broken file may raise anything
+        says = f"cannot be {form} ({error}): it has been cut off, or is something else"
+        raise ValueError(f"cifar: {name} ({len(raw):,} bytes) {says}.") from error
     planes = pixels.reshape(-1, 3, SIDE, SIDE)
     return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels.astype(numpy.int64)
 
 
-def _from_records(name: str, raw: bytes, classes: int, complete: int) -> tuple[Any, Any]:
+def _from_records(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
     """Read the binary form: a byte for the label (CIFAR-100: the coarse one, then the fine one), then the pixels."""
     size = (1 if classes == 10 else 2) + _PIXELS
     if not raw or len(raw) % size:
-        raise ValueError(
-            f"cifar: {name} has {len(raw):,} bytes, but should have {complete * size:,} ({complete:,} records of "
-            f"{size:,}): it has been cut off, or is something else."
-        )
+        should = f"{complete * size:,} ({complete:,} records of {size:,})"
+        raise ValueError(f"it has {len(raw):,} bytes, but should have {should}")
     records = numpy.frombuffer(raw, numpy.uint8).reshape(-1, size)
     return records[:, -_PIXELS:], records[:, -_PIXELS - 1]
 
 
-def _from_pickle(name: str, raw: bytes, classes: int, complete: int) -> tuple[Any, Any]:
+def _from_image(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
+    from PIL import Image
+
+    with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
+        if image.size != (SIDE, SIDE):  # known before anything is decoded
+            raise ValueError(f"it has {image.width} x {image.height} pixels, but should have {SIDE} x {SIDE}")
+        return numpy.asarray(image.convert("RGB")).transpose(2, 0, 1), numpy.zeros(1)
+
+
+def _from_pickle(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
     """Read the python form: a dictionary with the pixels, (images, 3072), and the labels."""
-    content = _unpickle(name, raw)
+    for operation, argument, _ in pickletools.genops(raw):
+        # As many places are made as the largest number of one says: more than the file can fill would be gigabytes.
+        if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
+            raise ValueError(f"it asks for {argument:,} places to remember things in")
+    content = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     key = "labels" if classes == 10 else "fine_labels"
-    should = f"should be a dictionary with data, {complete:,} x {_PIXELS:,} bytes, and as many {key}."
+    should = f"should be a dictionary with data, {complete:,} x {_PIXELS:,} bytes, and as many {key}"
     if not isinstance(content, dict):
-        raise ValueError(f"cifar: {name} holds {_kind(content)}, but {should}")
+        raise ValueError(f"it holds an object of type {type(content).__name__}, but {should}")
     pixels, labels = (_array(content.get(each.encode(), content.get(each))) for each in ("data", key))
-    if pixels is None or pixels.dtype != numpy.uint8 or pixels.shape[1:] != (_PIXELS,) or not len(pixels):
-        raise ValueError(f"cifar: {name} holds as data {_kind(pixels)}, but {should}")
+    if pixels is None or pixels.shape[1:] != (_PIXELS,) or not len(pixels):
+        raise ValueError(f"it holds as data {_described(pixels)}, but {should}")
     if labels is None or labels.shape != pixels.shape[:1]:
-        raise ValueError(f"cifar: {name} holds as {key} {_kind(labels)}, but {should}")
+        raise ValueError(f"it holds as {key} {_described(labels)}, but {should}")
     return pixels, labels
 
 
-def _kind(thing: object) -> str:
-    if isinstance(thing, numpy.ndarray):
-        return f"{' x '.join(f'{n:,}' for n in thing.shape)} numbers of type {thing.dtype}"
-    return "nothing" if thing is None else f"an object of type {type(thing).__name__}"
-
-
 class _Given:
-    """Stands in for what a pickle calls to make an array or its dtype; no pickle can change the class."""
+    """Stands in for all that a pickle calls to make an array or its dtype; no pickle can change the class."""
 
     def __init__(self, *given: Any) -> None:
         self.given = given
@@ -79,44 +97,34 @@ class _Given:
             self.given = raw, dtype, shape, "F" if columns_first else "C"
 
 
-_STAND_INS: dict[tuple[str, str], type] = {
-    ("numpy", "ndarray"): _Given,
-    ("numpy", "dtype"): _Given,
-    **{(f"numpy.{core}.multiarray", "_reconstruct"): _Given for core in ("core", "_core")},
-    **{(f"numpy.{core}.numeric", "_frombuffer"): _Given for core in ("core", "_core")},
-}
-
-
 class _Unpickler(pickle.Unpickler):
+    called = re.compile(r"numpy\.(ndarray|dtype|_?core\.multiarray\._reconstruct|_?core\.numeric\._frombuffer)")
+
     def find_class(self, module: str, name: str) -> type:
-        if (module, name) not in _STAND_INS:
+        if not self.called.fullmatch(f"{module}.{name}"):
             raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is neither an array nor a list nor text")
-        return _STAND_INS[module, name]
+        return _Given
 
 
-def _unpickle(name: str, raw: bytes) -> object:
-    try:
-        for operation, argument, _ in pickletools.genops(raw):
-            # As many places are made as the largest number of one says: more than the file can fill would be gigabytes.
-            if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
-                raise pickle.UnpicklingError(f"it asks for {argument:,} places to remember things in")
-        return _Unpickler(io.BytesIO(raw), encoding="bytes").load()
-    except Exception as error:  # a broken pickle may raise anything
-        raise ValueError(
-            f"cifar: {name} ({len(raw):,} bytes) cannot be read as a pickle of arrays, lists and text ({error}): "
-            "it has been cut off, or is something else."
-        ) from error
-
-
-def _array(thing: object) -> numpy.typing.NDArray[Any] | None:
+def _array(thing: object) -> Array | None:
     """Make an array of bytes, or of a list of integers; None if it is neither."""
-    try:
-        if isinstance(thing, list) and all(type(number) is int for number in thing):
-            return numpy.array(thing, numpy.int64)
-        if isinstance(thing, _Given):
-            raw, dtype, shape, order = thing.given
-            if dtype.given[0] in ("u1", b"u1"):
-                return numpy.frombuffer(raw, numpy.uint8).reshape(shape, order=order)
-    except (AttributeError, IndexError, TypeError, ValueError, OverflowError):
-        pass
+    if isinstance(thing, list) and all(type(number) is int for number in thing):
+        return numpy.array(thing, numpy.int64)
+    if isinstance(thing, _Given):
+        raw, dtype, shape, order = thing.given
+        if dtype.given[0] in ("u1", b"u1"):
+            return numpy.frombuffer(raw, numpy.uint8).reshape(shape, order=order)
     return None
+
+
+def _described(array: Array | None) -> str:
+    if array is None:
+        return "nothing"
+    return f"{' x '.join(f'{n:,}' for n in array.shape)} numbers of type {array.dtype}"
+
+
+_FORMS = {
+    "": (_from_pickle, "read as a pickle of arrays, lists and text"),
+    ".bin": (_from_records, "read as records of labels and pixels"),
+    **dict.fromkeys(SUFFIXES, (_from_image, "decoded as an image")),
+}

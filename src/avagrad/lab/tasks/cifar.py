@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
-from avagrad.lab.data.cifar import SIDE, Images, download_cifar, read_images, wanted
+from avagrad.lab.data.cifar import SIDE, WANTED, Images, download_cifar, read_images
 from avagrad.lab.models.small_conv import SmallConv
 from avagrad.lab.models.wide_resnet import WideResNet
 from avagrad.lab.tasks.base import digest, stream
@@ -133,7 +133,7 @@ class Cifar(Classification):
 
     def _images(self) -> Images:
         if self.data is None:
-            raise ValueError(f"cifar: data is not given, but the task has none of its own. {wanted(self.classes)}")
+            raise ValueError(f"cifar: data is not given, but the task has none of its own. {WANTED}")
         if self.download:
             download_cifar(self.data, self.classes)
         return read_images(self.data, self.classes)
