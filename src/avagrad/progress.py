@@ -1,7 +1,7 @@
-"""A bar for whatever takes long: share done, rate, time left. Nothing at all where nobody watches a terminal."""
+"""How far a computation is: a bar on a terminal, and a line now and then where there is none."""
 
-from types import TracebackType
-from typing import Self
+import sys
+import time
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, ProgressColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -10,31 +10,30 @@ from rich.text import Text
 __all__ = ["Bar"]
 
 
-class _Rate(ProgressColumn):
-    def __init__(self, unit: str) -> None:
-        super().__init__()
-        self.unit = unit
-
+class _StepRate(ProgressColumn):
     def render(self, task: Task) -> Text:
         speed = task.finished_speed or task.speed
-        return Text(f"{speed:,.0f} {self.unit}/s" if speed and self.unit else "")
+        return Text(f"{speed:,.0f} steps/s" if speed else "")
 
 
-class Bar:
-    """Is told how far a computation is; a context manager.
+class Bar(Progress):
+    """Shows on standard error how far a computation is; a context manager.
 
-    >>> import io
-    >>> with Bar(Console(force_terminal=False, file=io.StringIO())) as bar:
+    On a terminal there is a bar; elsewhere ``line`` prints, and nothing else does.
+
+    >>> with Bar() as bar:
     ...     bar.at("run", 1, 2)
     """
 
-    def __init__(self, console: Console, unit: str = "steps") -> None:
-        self.console = console
-        # Steps are many and quick; whatever else is counted is few and slow, and says so itself.
-        quick = [BarColumn(), TextColumn("{task.percentage:>3.0f} %"), _Rate(unit), TimeElapsedColumn()] if unit else []
-        self.bar = Progress(
+    COUNTS_STEPS = True  # which are many and quick; whatever else is counted is few and slow, and named by numbers
+    EVERY = 30.0  # seconds from one line to the next, at least
+
+    def __init__(self) -> None:
+        console = Console(stderr=True)
+        quick = [BarColumn(), TextColumn("{task.percentage:>3.0f} %"), _StepRate(), TimeElapsedColumn()]
+        super().__init__(
             TextColumn("{task.description}"),
-            *quick,
+            *(quick if self.COUNTS_STEPS else ()),
             TextColumn("left:"),
             TimeRemainingColumn(),
             TextColumn("{task.fields[last]}"),
@@ -42,17 +41,15 @@ class Bar:
             disable=not console.is_terminal,
             transient=True,
         )
-        self.task = self.bar.add_task("", total=None, last="")
-
-    def __enter__(self) -> Self:
-        self.bar.__enter__()
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.bar.__exit__(kind, value, trace)
+        self.task_id = self.add_task("", total=None, last="")
+        self.last_line = time.monotonic()
 
     def at(self, what: str, done: int, total: int, last: str = "") -> None:
         """Show how far it is, and what came out last."""
-        self.bar.update(self.task, description=what, completed=done, total=total, last=last)
+        self.update(self.task_id, description=what, completed=done, total=total, last=last)
+
+    def line(self, text: str, *, now: bool = False) -> None:
+        """Print a line where there is no terminal: ``now``, or if the last one was long enough ago."""
+        if not self.console.is_terminal and (now or time.monotonic() - self.last_line > self.EVERY):
+            self.last_line = time.monotonic()
+            print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Signals that ask a run to stop: it saves first."""
+"""Signals that ask a run or a search to stop: it saves first."""
 
 import contextlib
 import os
@@ -8,23 +8,23 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-__all__ = ["StopRequest", "Stopped", "catch_signals"]
+__all__ = ["StopRequest", "Stopped", "catch_signals", "interrupt_on_sigterm"]
 
 _GRACE = 5.0  # seconds
 
 
-class Stopped(SystemExit):
-    """The run was asked to stop (SIGTERM, SIGINT), has saved everything, and can go on later.
+class Stopped(KeyboardInterrupt):
+    """A run or a search was asked to stop (Ctrl-C, SIGTERM), and has saved everything; the message says how to go on.
 
-    Uncaught, it ends the process with the code that the signal would have given.
+    ``folder`` is that of a run. ``exit_code`` is the one that the signal would have given; the commands end with it.
 
-    >>> Stopped(15, Path("runs/x")).code
+    >>> Stopped("stopped", number=signal.SIGTERM).exit_code
     143
     """
 
-    def __init__(self, number: int, folder: Path) -> None:
-        super().__init__(128 + number)
-        self.folder = folder
+    def __init__(self, message: str, *, number: int = signal.SIGINT, folder: Path | None = None) -> None:
+        super().__init__(message)
+        self.exit_code, self.folder = 128 + number, folder
 
 
 class StopRequest:
@@ -76,3 +76,22 @@ def catch_signals() -> Iterator[StopRequest]:
         restore()
     if stop.signal is not None:
         os.kill(os.getpid(), stop.signal)
+
+
+@contextlib.contextmanager
+def interrupt_on_sigterm() -> Iterator[None]:
+    """Let SIGTERM, with which a scheduler stops a process, raise KeyboardInterrupt as Ctrl-C does.
+
+    >>> with interrupt_on_sigterm():
+    ...     signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    True
+    """
+    if threading.current_thread() is not threading.main_thread():  # only there can it be caught
+        yield
+        return
+    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

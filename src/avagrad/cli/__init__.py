@@ -2,44 +2,45 @@
 
 import sys
 from collections.abc import Sequence
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from avagrad import __version__
-from avagrad.cli import tuning
+from avagrad.cli import demo, lab, report, tuning
+from avagrad.stopping import Stopped
 from avagrad.tune.storage import StorageError
-from avagrad.tune.tuner import Stopped, TuningError
+from avagrad.tune.tuner import TuningError
 from avagrad.tune.workers import WorkerError
 
 __all__ = ["app", "main"]
 
+
+class _Commands(TyperGroup):
+    """Prints how to go on with what was stopped: typer would take it for Ctrl-C, and abort without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except Stopped as stopped:
+            typer.echo(str(stopped), err=True)
+            raise typer.Exit(stopped.exit_code) from None
+
+
 app = typer.Typer(
+    cls=_Commands,
     help="Find the learning rate and epsilon of a training; train with the methods of 'Domain-independent Dominance of "
     "Adaptive Methods', and check what it says.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-tuning.add_to(app)
-try:
-    from avagrad.cli import demo, lab, report, sweep
-except ImportError as error:  # avagrad[tune] alone is there: its commands work without the rest
-    _WITHOUT_LAB: ImportError | None = error
-else:
-    _WITHOUT_LAB = None
-    lab.add_to(app)
-    sweep.add_to(app)
-    demo.add_to(app)
-    report.add_to(app)
+for module in (tuning, lab, demo, report):
+    app.add_typer(module.app)
 
 
-@app.callback(
-    invoke_without_command=True,
-    epilog=f"The commands of the lab and report need more: {_WITHOUT_LAB}. pip install 'avagrad[lab]'"
-    if _WITHOUT_LAB
-    else None,
-)
+@app.callback(invoke_without_command=True)
 def _version(
     version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
 ) -> None:
@@ -49,7 +50,7 @@ def _version(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line: what is wrong is said in a sentence, and ends it with code 2.
+    """Run the command line; an error is printed as a sentence, and the exit code is 2.
 
     >>> main(["train", "digitz"])
     Traceback (most recent call last):
@@ -58,13 +59,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments)
-    except Stopped as stopped:
-        print(stopped, file=sys.stderr)
-        sys.exit(130)
-    except SystemExit as end:
-        if folder := getattr(end, "folder", None):  # a training that was told to stop
-            print(f"stopped and saved; avagrad resume {folder} goes on", file=sys.stderr)
-        raise
     except (ValueError, TypeError, OSError, ImportError, TuningError, WorkerError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

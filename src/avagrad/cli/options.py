@@ -1,47 +1,49 @@
-"""Typer commands whose options come from a table."""
+"""Typer commands whose options come from a table, and --dry-run."""
 
+import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
 
 import typer
 
-from avagrad.lab.options import Option
+from avagrad.lab.options import OPTIONS, Option
 
-__all__ = ["with_options"]
+__all__ = ["DryRun", "with_options"]
+
+Command = Callable[..., None]
+DryRun = Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)]
 
 
-def with_options(function: Callable[..., Any], options: Iterable[Option]) -> Callable[..., Any]:
-    """Return a function that takes these options by name, as typer reads them, and hands them on as one mapping.
+def with_options(options: Iterable[Option]) -> Callable[[Command], Command]:
+    """Return a decorator: the command takes these options by name, and its function gets them as the dict ``given``.
 
-    ``function`` takes its own parameters, then ``given``.
-
-    >>> def show(word: str, given: dict[str, Any]) -> None:
+    >>> @with_options([OPTIONS["lr"], OPTIONS["compile"]])
+    ... def show(word: str, given: dict[str, Any]) -> None:
     ...     print(word, given)
-    >>> from avagrad.lab.options import OPTIONS
-    >>> command = with_options(show, [OPTIONS["lr"], OPTIONS["compile"]])
-    >>> list(inspect.signature(command).parameters)
+    >>> list(inspect.signature(show).parameters)
     ['word', 'lr', 'compile']
-    >>> command(word="a", lr=0.1, compile=False)
+    >>> show(word="a", lr=0.1, compile=False)
     a {'lr': 0.1, 'compile': False}
     """
-    options = list(options)
-    own = [p for p in inspect.signature(function, eval_str=True).parameters.values() if p.name != "given"]
+    table = {option.name: _parameter(option) for option in options}
 
-    def command(**arguments: Any) -> Any:
-        given = {option.name: arguments.pop(option.name) for option in options}
-        return function(**arguments, given=given)
+    def decorate(function: Command) -> Command:
+        @functools.wraps(function)
+        def command(**arguments: Any) -> None:
+            given = {name: arguments.pop(name) for name in table}
+            function(**arguments, given=given)
 
-    parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + [_parameter(x) for x in options]
-    command.__name__, command.__doc__ = function.__name__, function.__doc__
-    command.__annotations__ = {p.name: p.annotation for p in parameters}
-    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-    return command
+        own = [x for x in inspect.signature(function).parameters.values() if x.name != "given"]
+        command.__signature__ = inspect.Signature([*own, *table.values()])  # type: ignore[attr-defined]
+        return command
+
+    return decorate
 
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = {bool: bool, list: list[str] | None}.get(option.kind, option.kind | None)
-    described = typer.Option(*option.flags, help=option.help, show_default=False)
-    default = False if option.kind is bool else None
+    described = typer.Option(*option.flags, help=option.help, show_default=option.default is not None)
+    default = False if option.kind is bool else option.default
     annotation = Annotated[kind, described]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

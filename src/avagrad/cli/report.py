@@ -6,17 +6,20 @@ from typing import Annotated
 
 import typer
 
-__all__ = ["add_to"]
+__all__ = ["app"]
 
+app = typer.Typer()
+Open = Annotated[bool, typer.Option("--open", help="open the page in a browser")]
 _NAMED = 10  # problems that are named
 
 
+@app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="a folder with runs, sweeps, records, measurements")],
     out: Annotated[
         Path | None, typer.Option(help="the page's file; report.html in the folder by default", show_default=False)
     ] = None,
-    show: Annotated[bool, typer.Option("--open", help="open the page in a browser")] = False,
+    show: Open = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="say what the folder holds, and write nothing")] = False,
 ) -> None:
     """Write one page about all that a folder holds: heat maps, curves, tables, runs with their settings.
@@ -42,17 +45,11 @@ def report(
     if len(written.problems) > _NAMED:
         typer.echo(f"and {len(written.problems) - _NAMED} more, which the page names", err=True)
     typer.echo(f"{len(written.files)} files of figures and tables are in {written.beside}")
-    typer.echo(f"the page is {written.page}")
-    if show:
-        webbrowser.open(written.page.resolve().as_uri())
+    show_page(written.page, in_browser=show)
 
 
-def add_to(app: typer.Typer) -> None:
-    """Add the command to a command line.
-
-    >>> app = typer.Typer()
-    >>> add_to(app)
-    >>> [command.callback.__name__ for command in app.registered_commands]
-    ['report']
-    """
-    app.command()(report)
+def show_page(page: Path, *, in_browser: bool) -> None:
+    """Print where a page is, and open it in a browser if that is wanted."""
+    typer.echo(f"the page is {page}")
+    if in_browser:
+        webbrowser.open(page.resolve().as_uri())

@@ -13,9 +13,9 @@ from typing import Any
 from avagrad.lab.config import Config
 from avagrad.lab.options import OPTIONS, add_options, config_from, describe
 from avagrad.lab.run import Callback
-from avagrad.lab.stopping import Stopped
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.train import train
+from avagrad.stopping import Stopped
 
 __all__ = ["Lines", "guarded", "main", "run", "summary"]
 
@@ -83,11 +83,13 @@ class Lines(Callback):
 
 
 def summary(result: Mapping[str, Any], unit: str) -> str:
-    """Return in one line what came out.
+    """Return in one line what came out of a run, or of an ensemble.
 
     >>> summary({"status": "diverged", "diverged_at": 7}, "%")
     'diverged at step 7: the loss is not a finite number'
     """
+    if "points" in result:
+        return f"{result['points']} points, {result['diverged']} diverged, in {result['seconds']:.1f} s"
     if result["status"] == "diverged":
         return f"diverged at step {result['diverged_at']}: the loss is not a finite number"
     test, validation = result["test"]["error"], result["validation"]["error"]
@@ -105,7 +107,7 @@ def guarded(work: Callable[[], int]) -> int:
         return work()
     except Stopped as stopped:
         print(f"stopped and saved; the same command with --out {stopped.folder} --resume goes on", file=sys.stderr)
-        raise
+        return stopped.exit_code
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 2

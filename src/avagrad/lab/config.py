@@ -3,7 +3,6 @@
 import dataclasses
 import math
 import os
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -11,6 +10,7 @@ from typing import Any
 
 import torch
 
+from avagrad.lab.checks import is_number, is_whole, require
 from avagrad.lab.methods import Sourced, method
 from avagrad.lab.names import look_up
 from avagrad.lab.presets import OWN, PRESETS, default_preset
@@ -224,14 +224,7 @@ def _asked_for(name: str, optimizer: str, task: str, preset: str) -> Sourced:
 
 def _check(config: Config) -> None:
     def refuse_unless(name: str, fits: bool, allowed: str) -> None:
-        if not fits:
-            raise ValueError(f"{name} is {getattr(config, name)!r}, but must be {allowed}.")
-
-    def is_whole(value: Any, least: int) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
-
-    def is_number(value: Any) -> bool:
-        return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+        require(fits, name, getattr(config, name), allowed)
 
     for name in ("lr", "weight_decay"):
         value = getattr(config, name)

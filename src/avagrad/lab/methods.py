@@ -6,7 +6,6 @@ on each task. Every setting carries its source: ``paper`` ("Domain-independent D
 """
 
 import inspect
-import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
@@ -16,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 import avagrad
+from avagrad.lab.checks import is_number, is_whole
 from avagrad.lab.names import look_up
 from avagrad.lab.rms_adam import RmsAdam
 
@@ -82,12 +82,12 @@ class Method:
             return
         default = parameter.default
         several = default if isinstance(default, tuple) else ()
-        fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(_is_number, value))
+        fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(is_number, value))
         kinds = {
             bool: ("true or false", isinstance(value, bool)),
             tuple: (f"{len(several)} finite numbers, as {list(several)}", fits_several),
-            float: ("a finite number", _is_number(value)),
-            int: ("a whole number", isinstance(value, int) and not isinstance(value, bool)),
+            float: ("a finite number", is_number(value)),
+            int: ("a whole number", is_whole(value)),
         }
         is_float = type(default) is int and "float" in str(parameter.annotation)  # torch's momentum: float = 0
         kind = float if is_float else type(default)
@@ -115,10 +115,6 @@ class Method:
             self._check_kind(name, value)
         extra = {name: value for name, value in for_cuda.items() if on_cuda and name in known and name not in options}
         return self.make(params, **self.fixed, **options, **extra)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
 
 
 def method(name: str) -> Method:

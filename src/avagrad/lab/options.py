@@ -1,4 +1,4 @@
-"""The options of a run, once: both command lines are made from this table, and a Config is made from what they read."""
+"""Options of runs and searches, once: the command lines are made from these tables, a Config from what they read."""
 
 import argparse
 import json
@@ -8,7 +8,7 @@ from typing import Any
 
 from avagrad.lab.config import Config, configure
 
-__all__ = ["OPTIONS", "Option", "add_options", "config_from", "describe", "parse_settings"]
+__all__ = ["OPTIONS", "SEARCH_OPTIONS", "Option", "add_options", "config_from", "describe", "parse_settings"]
 
 
 @dataclass(frozen=True)
@@ -23,17 +23,13 @@ class Option:
     kind: type
     help: str
     short: str | None = None
+    default: Any = None  # where it is not given; of a bool it is False, of a list an empty one
 
     @property
     def flags(self) -> tuple[str, ...]:
         """How it is written."""
         long = f"--{self.name.replace('_', '-')}"
         return (long,) if self.short is None else (long, self.short)
-
-    @property
-    def default(self) -> Any:
-        """What it is where it is not given."""
-        return {bool: False, list: ()}.get(self.kind)
 
 
 _TABLE = [
@@ -67,6 +63,25 @@ _TABLE = [
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 
+# The names are those of the arguments of avagrad.tune.tune.
+_SEARCH_TABLE = [
+    Option("method", str, "one of separable, cross, grid", default="separable"),
+    Option("direction", str, "one of minimize, maximize", default="minimize"),
+    Option("storage", str, "a file, or a database's URL; in runs/ by default"),
+    Option("workers", int, "processes; 0 is this one", default=0),
+    Option("seeds", int, "how many seeds each point is run with", default=1),
+    Option("start_lr", float, "where cross draws its line over eps"),
+    Option("start_eps", float, "where the first line over lr is drawn"),
+    Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
+    Option("retries", int, "how often a failed point is run again", default=2),
+    Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),
+    Option("pruner", str, "one of median, halving"),
+    Option("slots_per_gpu", int, "how many workers share a GPU", default=1),
+    Option("ray", str, "the address of a Ray cluster to work on"),
+    Option("name", str, "of the study; a database may hold many"),
+]
+SEARCH_OPTIONS = {option.name: option for option in _SEARCH_TABLE}
+
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
     """Give a parser these options.
@@ -82,7 +97,7 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
         elif option.kind is list:
             parser.add_argument(*option.flags, action="append", default=[], metavar="NAME=VALUE", help=option.help)
         else:
-            parser.add_argument(*option.flags, type=option.kind, help=option.help)
+            parser.add_argument(*option.flags, type=option.kind, default=option.default, help=option.help)
 
 
 _PYTHONS = {"True": "true", "False": "false", "None": "null"}

@@ -42,12 +42,12 @@ class Processes:
                 done = work()
             except Exception as error:
                 failed = error
-        told: list[Any] = [None if failed is None else (type(failed).__name__, str(failed))]
-        dist.broadcast_object_list(told, src=0)
+        failure: list[Any] = [None if failed is None else (type(failed).__name__, str(failed))]
+        dist.broadcast_object_list(failure, src=0)
         if failed is not None:
             raise failed
-        if told[0] is not None:
-            raise RuntimeError(f"the first process stopped: {told[0][0]}: {told[0][1]}")
+        if failure[0] is not None:
+            raise RuntimeError(f"the first process stopped: {failure[0][0]}: {failure[0][1]}")
         return done
 
     def largest(self, number: int) -> int:

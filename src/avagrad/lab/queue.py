@@ -28,8 +28,8 @@ from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT, RESULT
 from avagrad.lab.options import OPTIONS, add_options, config_from
 from avagrad.lab.run import Callback
-from avagrad.lab.stopping import Stopped
 from avagrad.lab.train import train
+from avagrad.stopping import Stopped
 
 __all__ = ["Entry", "main", "read_queue", "run_queue"]
 
@@ -109,11 +109,12 @@ def run_queue(
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
     place = Path(out)
     for entry in entries:
+        folder = place / entry.name
         if entry.is_finished(place):
+            (folder / CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed just before it did so
             continue
         if deadline is not None and time.monotonic() >= deadline:
             return
-        folder = place / entry.name
         try:
             result = train(
                 entry.config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline

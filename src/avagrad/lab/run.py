@@ -18,8 +18,8 @@ from avagrad.lab.config import Config
 from avagrad.lab.environment import about, computing_with
 from avagrad.lab.folder import Follower, RunFolder
 from avagrad.lab.processes import Processes
-from avagrad.lab.stopping import Stopped, StopRequest, catch_signals
 from avagrad.lab.tasks.base import Task
+from avagrad.stopping import Stopped, StopRequest, catch_signals
 
 __all__ = ["Callback", "OpenRun", "Run", "open_run"]
 
@@ -176,7 +176,8 @@ class Run(ABC):
         if wanted:
             self.save()
         if wanted > 1:
-            raise Stopped(wanted, self.folder.path)
+            path = self.folder.path
+            raise Stopped(f"stopped and saved; avagrad resume {path} goes on", number=wanted, folder=path)
 
 
 def check_save_every(seconds: float) -> None:

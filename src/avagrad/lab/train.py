@@ -30,9 +30,9 @@ from avagrad.lab.methods import method
 from avagrad.lab.processes import joined
 from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
-from avagrad.lab.stopping import Stopped
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Score, Task
+from avagrad.stopping import Stopped
 
 __all__ = ["Stopped", "Training", "train"]
 

@@ -8,15 +8,12 @@ import contextlib
 import dataclasses
 import errno
 import json
-import multiprocessing
 import os
 import shutil
 import signal
 import sys
-import threading
-import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -25,13 +22,15 @@ import torch
 
 from avagrad.files import write_atomic
 from avagrad.lab.folder import RESULT
-from avagrad.lab.stopping import Stopped, catch_signals
+from avagrad.stopping import Stopped, catch_signals
+from avagrad.worker_process import WorkerProcess, stop_all
 
 __all__ = ["Job", "OnProgress", "run_jobs"]
 
 OnProgress = Callable[[float], None]  # is called with the share of a job that is done
 _CHECKS_EVERY = 0.2  # seconds
 _SAVES_FOR = 10.0  # seconds that a worker has for saving, when it is asked to stop
+_ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 _SETTINGS = "job.json"  # in the folder of a finished job
 _HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other job could write either
 
@@ -75,7 +74,7 @@ def run_jobs(
     """Run what is not finished yet, the longest first, and return what has failed: names, and why.
 
     A worker is a process that computes with one thread; it ends with this one, however that ends. Asked to stop
-    (Ctrl-C, SIGTERM), the workers save what they have, and :class:`avagrad.lab.stopping.Stopped` is raised.
+    (Ctrl-C, SIGTERM), the workers save what they have, and :class:`avagrad.stopping.Stopped` is raised.
 
     Args:
         jobs: what to run.
@@ -101,19 +100,19 @@ def run_jobs(
             pool.start(min(workers, len(left)))
             while pool.workers:
                 if stop.signal is not None:
-                    raise Stopped(stop.signal, place)
+                    message = "stopped; what was done is kept, and the same command goes on from there"
+                    raise Stopped(message, number=stop.signal, folder=place)
                 pool.check(_CHECKS_EVERY)
         finally:
-            pool.stop()
+            stop_all([worker.process for worker in pool.workers], _SAVES_FOR)
     return pool.failed
 
 
 @dataclass
 class _Worker:
-    """A process, the pipe to it, and what it is at."""
+    """A process, and what it is at."""
 
-    process: multiprocessing.process.BaseProcess
-    pipe: Connection
+    process: WorkerProcess
     job: Job
     share: float = 0.0  # of the job, that is done
 
@@ -133,14 +132,7 @@ class _WorkerPool:
             self._start_one()
 
     def _start_one(self) -> None:
-        context = multiprocessing.get_context("spawn")
-        ours, theirs = context.Pipe()
-        # A daemon, so that this process can end without it in any case.
-        process = context.Process(target=_work, args=(theirs, self.folder), daemon=True)
-        with _environment(OMP_NUM_THREADS="1", TORCHINDUCTOR_COMPILE_THREADS="1"):
-            process.start()
-        theirs.close()
-        worker = _Worker(process, ours, self.left.pop())
+        worker = _Worker(WorkerProcess(_work, self.folder, environment=_ONE_THREAD), self.left.pop())
         self.workers.append(worker)
         self._send(worker)
 
@@ -148,17 +140,17 @@ class _WorkerPool:
         worker.share = 0.0
         self.on_progress(worker.job.name, worker.share)
         with contextlib.suppress(BrokenPipeError):  # one that has died already will be seen
-            worker.pipe.send(worker.job)
+            worker.process.connection.send(worker.job)
 
     def check(self, seconds: float) -> None:
         """Wait until a worker has sent something, and act on it."""
-        ready = wait([worker.pipe for worker in self.workers], seconds)
+        ready = wait([worker.process.connection for worker in self.workers], seconds)
         if not ready:  # a clock that is shown has to be called now and then
             for worker in self.workers:
                 self.on_progress(worker.job.name, worker.share)
-        for worker in [worker for worker in self.workers if worker.pipe in ready]:
+        for worker in [worker for worker in self.workers if worker.process.connection in ready]:
             try:
-                message = worker.pipe.recv()
+                message = worker.process.connection.recv()
             except (EOFError, OSError):
                 self._replace_dead(worker)
                 continue
@@ -182,61 +174,25 @@ class _WorkerPool:
             self._send(worker)
         else:
             self.workers.remove(worker)
-            worker.pipe.close()  # which ends it
-            worker.process.join()
+            worker.process.close()
 
     def _replace_dead(self, worker: _Worker) -> None:
         self.workers.remove(worker)
-        worker.pipe.close()
-        worker.process.join()
-        code = worker.process.exitcode or 0
+        code = worker.process.process.wait()
+        worker.process.close()
         how = f"was ended: {signal.strsignal(-code)}" if code < 0 else f"ended with code {code}"
         self._end(worker.job, f"its process {how}", None)
         if self.left:
             self._start_one()
 
-    def stop(self) -> None:
-        """Have all of them save and end; who takes too long is killed, with all that it has started."""
-        until = time.monotonic() + _SAVES_FOR
-        for worker in self.workers:
-            worker.process.terminate()
-        for worker in self.workers:
-            wait([worker.process.sentinel], max(0.0, until - time.monotonic()))
-            assert worker.process.pid is not None
-            # Before it is joined: until then its number is nobody else's.
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(worker.process.pid, signal.SIGKILL)
-            worker.process.kill()
-            worker.process.join()
-            worker.pipe.close()
-        self.workers = []
 
-
-@contextlib.contextmanager
-def _environment(**values: str) -> Iterator[None]:
-    """Set variables for the processes that are started meanwhile."""
-    before = {name: os.environ.get(name) for name in values}
-    os.environ.update(values)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                del os.environ[name]
-            else:
-                os.environ[name] = value
-
-
-def _work(pipe: Connection, folder: Path) -> None:
-    """Be a worker: run what comes through the pipe, until it is closed."""
-    os.setsid()  # Ctrl-C is for the one that started it, and it can be killed with all that it starts
-    threading.Thread(target=_end_with_parent, daemon=True).start()
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))  # where nothing catches it, to save first
+def _work(connection: Connection, folder: Path) -> None:
+    """Be a worker: run the jobs that come, until the connection is closed."""
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
-            job: Job = pipe.recv()
-            pipe.send(_outcome(job, folder, pipe.send))
+            job: Job = connection.recv()
+            connection.send(_outcome(job, folder, connection.send))
 
 
 def _outcome(job: Job, folder: Path, on_progress: OnProgress) -> tuple[str | None, int | None]:
@@ -249,15 +205,8 @@ def _outcome(job: Job, folder: Path, on_progress: OnProgress) -> tuple[str | Non
         write_atomic(out / _SETTINGS, lambda file: file.write(job.settings().encode()))
     except BrokenPipeError:
         raise  # nobody is left to send to
-    except KeyboardInterrupt:  # how a search is stopped
+    except KeyboardInterrupt:  # it was asked to stop, and has saved
         sys.exit(128 + signal.SIGTERM)
     except Exception as error:
         return str(error) or type(error).__name__, getattr(error, "errno", None)
     return None, None
-
-
-def _end_with_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    wait([parent.sentinel])
-    os.killpg(0, signal.SIGKILL)

@@ -5,14 +5,16 @@
 
 from typing import TYPE_CHECKING, Any
 
+from avagrad.stopping import Stopped
+
 # What needs Optuna is imported when it is asked for: axes, records and searches do without.
 if TYPE_CHECKING:
     from avagrad.tune.trial import Diverged, Trial
-    from avagrad.tune.tuner import Result, Stopped, tune
+    from avagrad.tune.tuner import Result, tune
 
 __all__ = ["Diverged", "Result", "Stopped", "Trial", "tune"]
 
-_HOMES = {"Diverged": "trial", "Trial": "trial", "Result": "tuner", "Stopped": "tuner", "tune": "tuner"}
+_HOMES = {"Diverged": "trial", "Trial": "trial", "Result": "tuner", "tune": "tuner"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,6 +12,7 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 
+from avagrad.stopping import Stopped
 from avagrad.tune.records import Record
 from avagrad.tune.storage import StorageError
 from avagrad.tune.study import DIED, GIVEN_BACK, Held, Pruned
@@ -22,7 +23,7 @@ __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
 _REPORT_EVERY = 0.2
 _LAST_STEP = 2**31 - 1  # databases hold no larger one
 # The codes with which a process ends that was told to.
-_TOLD = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class Diverged(Exception):  # noqa: N818  # it is a result, not an error
@@ -151,8 +152,8 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         held.fail(_told(error))
         return False
     except BaseException as error:
-        is_told = may_end or (isinstance(error, SystemExit) and error.code in _TOLD)
-        held.fail(f"{GIVEN_BACK}: stopped" if is_told else f"{DIED}: {_told(error)}")
+        is_asked = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _ASKED)
+        held.fail(f"{GIVEN_BACK}: stopped" if is_asked else f"{DIED}: {_told(error)}")
         raise
     if math.isfinite(value):
         return held.finish(value, facts=trial.facts)

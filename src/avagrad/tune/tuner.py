@@ -5,16 +5,14 @@ import json
 import math
 import os
 import re
-import signal
 import sys
-import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from types import FrameType
 from typing import Any, Literal
 
+from avagrad.stopping import Stopped, interrupt_on_sigterm
 from avagrad.tune.leases import LEASE, Watch
 from avagrad.tune.records import Record, write_records
 from avagrad.tune.search import METHODS, Plan, Score, plan, replay, scores
@@ -24,14 +22,14 @@ from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import DIED, DIRECTIONS, DUPLICATE, GIVEN_BACK, LOST, Seen, Study, pruner_named
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers import (
-    Crew,
-    Here,
+    Batched,
+    InProcess,
     Job,
     LocalProcesses,
     RayTasks,
     RunTogether,
-    Together,
     WorkerError,
+    WorkerPool,
     device_slots,
 )
 
@@ -44,14 +42,6 @@ class TuningError(RuntimeError):
     """A search cannot go on; the message says why, and that what is finished is kept.
 
     >>> issubclass(TuningError, RuntimeError)
-    True
-    """
-
-
-class Stopped(KeyboardInterrupt):
-    """A search was told to stop (Ctrl-C, SIGTERM); the message says how to go on.
-
-    >>> issubclass(Stopped, KeyboardInterrupt)
     True
     """
 
@@ -247,16 +237,16 @@ def tune(
     if workers != 0 or ray is not None:  # say so before anything is made
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
-    crew: Crew
+    pool: WorkerPool
     if together is not None:
-        crew = Together(together, study, lease=lease)
+        pool = Batched(together, study, lease=lease)
     elif job is None:
-        crew = Here(objective, study, lease=lease, prunes=pruner is not None)
+        pool = InProcess(objective, study, lease=lease, prunes=pruner is not None)
     elif ray is not None:
-        crew = RayTasks(job, study, ray, workers or None, slots_per_gpu=slots_per_gpu, timeout=timeout)
+        pool = RayTasks(job, study, ray, workers or None, slots_per_gpu=slots_per_gpu, timeout=timeout)
     else:
-        crew = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
-    search = _Search(study, crew, space, start, method, seeds, retries, margin, lease)
+        pool = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
+    search = _Search(study, pool, space, start, method, seeds, retries, margin, lease)
     return search.to_its_end(watcher or _line_on_a_terminal())
 
 
@@ -315,7 +305,7 @@ class _Search:
     def __init__(
         self,
         study: Study,
-        crew: Crew,
+        pool: WorkerPool,
         space: Space,
         start: Cell,
         method: str,
@@ -324,7 +314,7 @@ class _Search:
         margin: float,
         lease: float,
     ) -> None:
-        self.study, self.crew, self.space, self.start, self.method = study, crew, space, start, method
+        self.study, self.pool, self.space, self.start, self.method = study, pool, space, start, method
         self.seeds, self.retries, self.margin = seeds, retries, margin
         self.watch = Watch(lease)
         self.began = time.monotonic()
@@ -333,7 +323,7 @@ class _Search:
 
     def to_its_end(self, watcher: Callable[[Progress], object]) -> Result:
         try:
-            with _told_to_stop():
+            with interrupt_on_sigterm():
                 return self._run(watcher)
         except KeyboardInterrupt:
             self.study.patience = 0.0
@@ -357,15 +347,15 @@ class _Search:
         self.study.withdraw({point.key for point in self._wanted(now)})
         try:
             if not now.done:
-                self.crew.start()
+                self.pool.start()
             pause = 0.05
             while not now.done:
-                self.crew.look_after(self.seen)
+                self.pool.check(self.seen)
                 self.study.take_back(self.seen, self.watch)
                 self._refuse_what_never_works()
                 queued = self.study.queue(self._wanted(now), self.seen)
                 watcher(self._progress(now))
-                self.crew.wait(pause)
+                self.pool.wait(pause)
                 before = self.seen.records
                 self.seen = self.study.look()
                 now = self._plan()
@@ -373,7 +363,7 @@ class _Search:
             self.study.withdraw()
             watcher(self._progress(now))
         finally:
-            self.crew.stop()
+            self.pool.stop()
         return self._result(now)
 
     # --- what is known, and what is wanted ---
@@ -487,24 +477,6 @@ class _Search:
         if cell is None:
             return ()
         return tuple(line.name for line, low, high in ends if getattr(cell, line.name) in (low, high))
-
-
-@contextlib.contextmanager
-def _told_to_stop() -> Iterator[None]:
-    """Let SIGTERM, a scheduler's word, do what Ctrl-C does."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-
-    def interrupt(_: int, __: FrameType | None) -> None:
-        raise KeyboardInterrupt
-
-    signal.signal(signal.SIGTERM, interrupt)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
 
 
 def _line_on_a_terminal() -> Callable[[Progress], object]:

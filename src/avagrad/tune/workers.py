@@ -6,10 +6,8 @@ dies, killed when a point takes too long, and ends when the one who started it d
 """
 
 import contextlib
-import json
 import os
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -17,7 +15,7 @@ import uuid
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from io import FileIO
+from multiprocessing.connection import Connection
 from typing import Any
 
 import cloudpickle
@@ -29,13 +27,14 @@ from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, patiently
 from avagrad.tune.study import DIED, GIVEN_BACK, Held, Seen, Study
 from avagrad.tune.trial import Objective, evaluate
+from avagrad.worker_process import WorkerProcess, stop_all
 
 __all__ = ["Job", "WorkerError", "device_slots", "work_on_one"]
 
 RunTogether = Callable[[list[Point]], list[Record]]
 # How often workers may end, or each be killed, without having worked, before the study gives up on starting them.
 _MAY_END_IDLE, _MAY_BE_KILLED_IDLE = 3, 10
-_SAVES_FOR = 5.0  # seconds that a worker has for saving, when it is told to stop
+_SAVES_FOR = 5.0  # seconds that a worker has for saving, when it is asked to stop
 
 
 class WorkerError(RuntimeError):
@@ -133,10 +132,10 @@ def work(job: Job, worker: str) -> None:
             pause = min(1.5 * pause, 0.5)
 
 
-class Crew(ABC):
-    """Those who work on a study, and who looks after them.
+class WorkerPool(ABC):
+    """The workers of a study: starts them, replaces those that die, and ends them.
 
-    >>> Crew.__abstractmethods__ >= {"start", "stop"}
+    >>> WorkerPool.__abstractmethods__ >= {"start", "stop"}
     True
     """
 
@@ -146,14 +145,14 @@ class Crew(ABC):
 
     @abstractmethod
     def start(self) -> None:
-        """Have everybody work."""
+        """Start the workers."""
 
     @abstractmethod
     def stop(self) -> None:
-        """Have everybody end; what they hold is given back."""
+        """End all workers; what they hold is given back."""
 
-    def look_after(self, seen: Seen) -> None:  # noqa: B027  # nothing to do where this process works
-        """Replace who has died, and kill who has been at a point for too long."""
+    def check(self, seen: Seen) -> None:  # noqa: B027  # nothing to do where this process works
+        """Replace workers that have died, and kill those that have been at a point for too long."""
 
     def wait(self, seconds: float) -> None:
         """Let some time pass in which others work."""
@@ -187,7 +186,7 @@ class Crew(ABC):
             self.study.fail(trial, f"objective took longer than the timeout of {self.timeout:g} s, and was killed")
 
 
-class Here(Crew):
+class InProcess(WorkerPool):
     """This process, one point after the other."""
 
     def __init__(self, objective: Objective, study: Study, *, lease: float, prunes: bool) -> None:
@@ -207,7 +206,7 @@ class Here(Crew):
         """Do nothing: what this process held, it has ended."""
 
 
-class Together(Crew):
+class Batched(WorkerPool):
     """This process, with all points at once: they are handed to a function that runs them together."""
 
     def __init__(self, run: RunTogether, study: Study, *, lease: float) -> None:
@@ -252,74 +251,34 @@ class Together(Crew):
         """Do nothing: what this process held, it has ended."""
 
 
-# What a worker process does before anything else. Its guard, which is nobody's child, waits until the pipe from
-# whoever started it is closed, by intention or by death, and then kills the worker with all that it has started:
-# also one that is held up in code that lets no thread run. The job is read before the imports, which take seconds.
-_BEGIN = """\
-import json, os, signal, sys
-alive, said, size = map(int, sys.argv[1:])
-if os.fork() == 0:
-    if os.fork() == 0:
-        os.close(0)
-        os.close(said)
-        os.read(alive, 1)
-        os.killpg(0, signal.SIGKILL)
-    os._exit(0)
-os.wait()
-os.close(alive)
-job = sys.stdin.buffer.read(size)
-with open(os.devnull) as nothing:
-    os.dup2(nothing.fileno(), 0)
-sys.path[:] = json.loads(os.environ.pop("AVAGRAD_WORKER_PATH"))
-from avagrad.tune.workers import main
-main(job, said)
-"""
-
-
 class _Process:
-    """A worker process: its own session, so that it can be killed with all that it has started."""
+    """A worker process, and its name in the study."""
 
     def __init__(self, job: Job, environment: dict[str, str]) -> None:
         self.name = _new_name()
-        packed = cloudpickle.dumps((job, self.name))
-        path = json.dumps([str(entry) for entry in sys.path])
-        (alive, ours), (hear, said) = os.pipe(), os.pipe()
-        self.alive, self.said = FileIO(ours, "w"), FileIO(hear)
-        os.set_blocking(hear, False)
-        try:
-            self.process = subprocess.Popen(
-                [sys.executable, "-c", _BEGIN, str(alive), str(said), str(len(packed))],
-                stdin=subprocess.PIPE,
-                pass_fds=[alive, said],
-                start_new_session=True,
-                cwd=job.folder if os.path.isdir(job.folder) else None,
-                env={**os.environ, **environment, "AVAGRAD_WORKER_PATH": path},
-            )
-        finally:
-            os.close(alive)
-            os.close(said)
-        assert self.process.stdin is not None
-        # A worker that has died already will be seen.
-        with contextlib.suppress(BrokenPipeError), self.process.stdin as stdin:
-            stdin.write(packed)
-
-    def stop(self) -> None:
-        """Tell it to end."""
-        with contextlib.suppress(ProcessLookupError):
-            self.process.terminate()
+        folder = job.folder if os.path.isdir(job.folder) else None
+        self.process = WorkerProcess(_work_here, job, self.name, environment=environment, folder=folder)
 
     def close(self) -> str:
-        """Kill it, with all that it has started, and return what it has said."""
-        if self.said.closed:
+        """Kill it, with all that it has started, and return why it could not work, if it has said so."""
+        try:
+            return str(self.process.connection.recv()) if self.process.connection.poll() else ""
+        except (EOFError, OSError):
             return ""
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.wait()
-        with self.alive, self.said:
-            return (self.said.read() or b"").decode(errors="replace")
+        finally:
+            self.process.close()
 
 
-class LocalProcesses(Crew):
+def _work_here(connection: Connection, job: Job, worker: str) -> None:
+    """Be a worker process; send why it cannot work, if it cannot."""
+    try:
+        work(job, worker)
+    except Exception as error:
+        connection.send(str(error)[:10_000])
+        sys.exit(1)
+
+
+class LocalProcesses(WorkerPool):
     """Processes on this machine, one for each slot; a slot is what a worker's environment says beyond ours."""
 
     def __init__(
@@ -341,25 +300,25 @@ class LocalProcesses(Crew):
         for slot in self.slots:
             self.processes.append(_Process(self.job, slot))
 
-    def look_after(self, seen: Seen) -> None:
-        """Replace who has died, and kill who has been at a point for too long."""
+    def check(self, seen: Seen) -> None:
+        """Replace processes that have died, and kill those that have been at a point for too long."""
         so_far = len(seen.records), sum(map(len, seen.failures.values()))
         if so_far != self.so_far or any(self._held_by(worker.name, seen) for worker in self.processes):
             self.so_far, self.died_idle = so_far, 0
         for i, worker in enumerate(self.processes):
-            code = worker.process.poll()
+            code = worker.process.process.poll()
             late = self._too_long(worker.name, seen) if code is None else []
             if code is None and not late:
                 continue
-            said = worker.close()
+            reason = worker.close()
             self._fail_for_time(late)
             if code is not None:
-                self._bury(worker, code, said)
+                self._record_death(worker, code, reason)
             self.processes[i] = _Process(self.job, self.slots[i])
 
-    def _bury(self, worker: _Process, code: int, said: str) -> None:
-        if said:
-            raise WorkerError(said)
+    def _record_death(self, worker: _Process, code: int, reason: str) -> None:
+        if reason:
+            raise WorkerError(reason)
         held = self._held_by(worker.name, self.study.look())
         how = f"killed by {_signal(-code)}" if code < 0 else f"exit code {code}"
         for trial in held:
@@ -370,18 +329,11 @@ class LocalProcesses(Crew):
             raise WorkerError(f"workers end as soon as they are started ({how}); what they printed says why.")
 
     def stop(self) -> None:
-        """Tell everybody to stop, wait a little for those that save, and give back what they held."""
+        """Ask all of them to stop, wait a little for those that save, and give back what they held."""
+        names = [worker.name for worker in self.processes]
         try:
-            for worker in self.processes:
-                worker.stop()
-            until = time.monotonic() + _SAVES_FOR
-            for worker in self.processes:
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    worker.process.wait(max(0.0, until - time.monotonic()))
-        finally:  # told once more to stop, there is no waiting
-            for worker in self.processes:
-                worker.close()
-            names = [worker.name for worker in self.processes]
+            stop_all([worker.process for worker in self.processes], _SAVES_FOR)
+        finally:
             self.processes = []
         self._give_back_at_the_end(names)
 
@@ -393,7 +345,7 @@ def _signal(number: int) -> str:
         return f"signal {number}"
 
 
-class RayTasks(Crew):
+class RayTasks(WorkerPool):
     """Tasks on a Ray cluster, each of which works until it is cancelled. The storage must be in reach of every node."""
 
     def __init__(
@@ -437,8 +389,8 @@ class RayTasks(Crew):
         name = _new_name()
         return name, self.task.remote(self.job, name)
 
-    def look_after(self, seen: Seen) -> None:
-        """Replace who has died, with its node or alone, and cancel who has been at a point for too long."""
+    def check(self, seen: Seen) -> None:
+        """Replace workers that have died, with their node or alone, and cancel those that take too long for a point."""
         ray = self.ray
         for i, (name, task) in enumerate(self.tasks):
             if late := self._too_long(name, seen):
@@ -500,22 +452,3 @@ def device_slots(workers: int | None, slots_per_gpu: int = 1) -> list[dict[str, 
 
 def _new_name() -> str:
     return uuid.uuid4().hex[:12]
-
-
-# --- the worker process ---
-
-
-def main(packed: bytes, said: int) -> None:
-    """Be a worker process; what goes wrong goes through ``said``, a pipe to whoever started it.
-
-    >>> main.__module__
-    'avagrad.tune.workers'
-    """
-    os.set_inheritable(said, False)
-    # Told to stop, it lets go of what it holds, the storage's lock included.
-    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
-    try:
-        work(*cloudpickle.loads(packed))
-    except Exception as error:
-        os.write(said, str(error).encode()[:10_000])
-        sys.exit(1)

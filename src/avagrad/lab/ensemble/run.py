@@ -24,6 +24,7 @@ from typing import Any
 
 import torch
 
+from avagrad.lab.checks import is_whole, require
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.stack import Stack
@@ -121,8 +122,7 @@ def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) ->
         lines = axis(lr, "lr"), axis(eps, "eps")  # which refuse what cannot be
         lr, eps = (None if line is None else line.values[0] for line in lines)
         point = Point(lr, eps, seed)
-        if not isinstance(seed, int) or isinstance(seed, bool) or seed < 0:
-            raise ValueError(f"seed is {seed!r}, but must be a whole number of at least 0.")
+        require(is_whole(seed, 0), "seed", seed, "a whole number of at least 0")
         if point in points:
             raise ValueError(f"points has {point.key} twice, but must have each point once.")
         points[point] = None

@@ -16,7 +16,6 @@ work that calling it costs far more. ``beta1`` is 0, as in the theorem.
 import functools
 import inspect
 import math
-import numbers
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,6 +24,7 @@ from typing import Any, NamedTuple, cast
 import torch
 from torch import Tensor
 
+from avagrad.lab.checks import is_number, is_whole, require
 from avagrad.lab.names import look_up
 from avagrad.lab.torch_rules import adam_step, sgd_step
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
@@ -88,17 +88,20 @@ class Settings:
 
     def __post_init__(self) -> None:
         for name in ("C", "delta"):
-            _require(name, getattr(self, name), _is_number, "a finite number")
+            self._require(name, is_number(getattr(self, name)), "a finite number")
         _ = self.problem  # which has its own sentences
-        _require("lr", self.lr, lambda x: _is_number(x) and x >= 0, "a finite number of at least 0")
-        _require("beta2", self.beta2, lambda x: _is_number(x) and 0 <= x < 1, "a number from 0 up to, not including, 1")
-        _require("eps", self.eps, lambda x: _is_number(x) and x > 0, "a finite number above 0")
-        _require("w1", self.w1, lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1")
+        self._require("lr", is_number(self.lr) and self.lr >= 0, "a finite number of at least 0")
+        self._require("beta2", is_number(self.beta2) and 0 <= self.beta2 < 1, "a number from 0 up to, not including, 1")
+        self._require("eps", is_number(self.eps) and self.eps > 0, "a finite number above 0")
+        self._require("w1", is_number(self.w1) and 0 <= self.w1 <= 1, "a number from 0 to 1")
         for name in ("steps", "replicas", "points", "block"):
-            _require(name, getattr(self, name), lambda x: _is_whole(x) and x >= 1, "a whole number of at least 1")
-        _require("seed", self.seed, lambda x: _is_whole(x) and 0 <= x < 2**63, "a whole number from 0 to 2^63 - 1")
+            self._require(name, is_whole(getattr(self, name), 1), "a whole number of at least 1")
+        self._require("seed", is_whole(self.seed, 0) and self.seed < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("bias_correction", "compile"):
-            _require(name, getattr(self, name), lambda x: isinstance(x, bool), "True or False")
+            self._require(name, isinstance(getattr(self, name), bool), "True or False")
+
+    def _require(self, name: str, fits: bool, allowed: str) -> None:
+        require(fits, f"synthetic: {name}", getattr(self, name), allowed)
 
     @property
     def problem(self) -> Problem:
@@ -156,11 +159,8 @@ class Curve:
         if self.sum_rate is None or self.sum_squared_rate is None:
             return None
         moved = self.sum_rate > 0
-        bound = bound_from_sums(
-            torch.where(moved, self.sum_rate, 1.0),
-            self.sum_squared_rate,
-            constants=settings.problem.constants(settings.w1),
-        )
+        rates, constants = torch.where(moved, self.sum_rate, 1.0), settings.problem.constants(settings.w1)
+        bound = bound_from_sums(rates, self.sum_squared_rate, constants=constants)
         return torch.where(moved, bound, torch.inf)
 
     def rows(
@@ -175,21 +175,21 @@ class Curve:
         [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q50': 0.50001}, ...}]
         """
         for q in quantiles:
-            _require("a quantile", q, lambda x: _is_number(x) and 0 <= x <= 1, "a number from 0 to 1")
+            require(is_number(q) and 0 <= q <= 1, "synthetic: a quantile", q, "a number from 0 to 1")
         names = ("w", "mean_w", "mean_squared_gradient", *_BOUND)
         kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
         bound = None if settings is None else self.bound(settings)
         if bound is not None:
             kept["bound"] = bound
-        told = {name: _told(x, quantiles) for name, x in kept.items()}
+        summaries = {name: _summary(x, quantiles) for name, x in kept.items()}
         return [
             {"method": self.method, "step": step, "replicas": self.w.shape[1]}
-            | {name: {key: column[i] for key, column in columns.items()} for name, columns in told.items()}
+            | {name: {key: column[i] for key, column in columns.items()} for name, columns in summaries.items()}
             for i, step in enumerate(self.steps.tolist())
         ]
 
 
-def _told(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | None]]:
+def _summary(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | None]]:
     columns = {"mean": x.mean(1)}
     for q in quantiles:
         columns[f"q{100 * q:g}"] = torch.quantile(x, q, dim=1)
@@ -203,9 +203,7 @@ def _told(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | None]
 
 @torch.no_grad()
 def run(
-    settings: Settings | None = None,
-    methods: Sequence[str] = tuple(METHODS),
-    progress: Progress | None = None,
+    settings: Settings | None = None, methods: Sequence[str] = tuple(METHODS), progress: Progress | None = None
 ) -> dict[str, Curve]:
     """Run the methods on the same samples. Returns their curves by name.
 
@@ -399,19 +397,3 @@ def _compiled(names: tuple[str, ...], bias_correction: bool, length: int, replic
     _, rare = next(samples(settings))
     compiled(state, rare, torch.tensor(1.0, dtype=torch.float64, device="cpu"), _hyper(settings))
     return compiled
-
-
-# --- checks --------------------------------------------------------------------------------------
-
-
-def _is_number(x: Any) -> bool:
-    return isinstance(x, numbers.Real) and not isinstance(x, bool) and math.isfinite(x)
-
-
-def _is_whole(x: Any) -> bool:
-    return isinstance(x, int) and not isinstance(x, bool)
-
-
-def _require(name: str, value: Any, accepts: Callable[[Any], bool], allowed: str) -> None:
-    if not accepts(value):
-        raise ValueError(f"synthetic: {name} is {value!r}, but must be {allowed}.")

@@ -1,0 +1,42 @@
+"""What a value may be; a bool is no number."""
+
+import math
+import numbers
+from typing import Any
+
+__all__ = ["is_number", "is_whole", "require"]
+
+
+def is_number(value: Any) -> bool:
+    """Tell whether a value is a finite number.
+
+    >>> is_number(1), is_number(0.5), is_number(True), is_number(math.inf), is_number("1")
+    (True, True, False, False, False)
+    """
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        return False
+    try:
+        return math.isfinite(value)
+    except OverflowError:  # a whole number that no float can hold
+        return False
+
+
+def is_whole(value: Any, least: int | None = None) -> bool:
+    """Tell whether a value is a whole number, of at least so much.
+
+    >>> is_whole(1), is_whole(1.0), is_whole(False), is_whole(0, 1)
+    (True, False, False, False)
+    """
+    return isinstance(value, int) and not isinstance(value, bool) and (least is None or value >= least)
+
+
+def require(fits: bool, name: str, value: Any, allowed: str) -> None:
+    """Refuse a value that is not allowed.
+
+    >>> require(False, "epochs", 0, "a whole number of at least 1")
+    Traceback (most recent call last):
+    ...
+    ValueError: epochs is 0, but must be a whole number of at least 1.
+    """
+    if not fits:
+        raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
