@@ -143,3 +143,13 @@ def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.Captu
     (folder / RESULT).write_text(json.dumps({"status": "finished"}))
     assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     assert "1 of 4 runs are finished" in capsys.readouterr().out
+
+
+def test_a_checkpoint_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "queue.txt").write_text("digits --epochs 1 --out only\n")
+    entries = read_queue(tmp_path / "queue.txt")
+    list(run_queue(entries, tmp_path))
+    checkpoint = tmp_path / "only" / "checkpoint.pt"
+    checkpoint.touch()
+    assert list(run_queue(entries, tmp_path)) == []
+    assert not checkpoint.exists()

@@ -48,7 +48,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, optim
     for _ in range(3):
         with pytest.raises(Stopped) as stopped:
             train(config, tmp_path / "parts", resume=True, callback=callback)
-        assert stopped.value.code == 128 + signal.SIGTERM
+        assert stopped.value.exit_code == 128 + signal.SIGTERM
     train(config, tmp_path / "parts", resume=True, callback=callback)
     assert_same(tmp_path / "whole", tmp_path / "parts")
 

@@ -141,7 +141,7 @@ def test_the_whole_range_of_eps_in_float32(path: str, eps: float, norm: int, mon
 BAD = {"1e30": 1e30, "infinite": math.inf, "minus infinite": -math.inf}
 
 
-@pytest.mark.parametrize("path", [*EVERY_PATH, "triton"])
+@pytest.mark.parametrize("path", [*EVERY_PATH, pytest.param("triton", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("bad", BAD)
 @pytest.mark.parametrize("at", [0, 1, 10], ids=["first", "second", "late"])
 @pytest.mark.parametrize("clip_moment", [None, 10.0])

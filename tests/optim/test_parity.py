@@ -115,8 +115,10 @@ SETTINGS: list[dict[str, Any]] = [
 PATHS_AND_DTYPES = [
     *itertools.product(PATHS, TOLERANCES),
     *itertools.product(["native"], TOLERANCES),
-    ("triton", torch.float32),
-    *(pytest.param("triton", dtype, marks=pytest.mark.slow) for dtype in (torch.bfloat16, torch.float16)),
+    *(
+        pytest.param("triton", dtype, marks=pytest.mark.slow)
+        for dtype in (torch.float32, torch.bfloat16, torch.float16)
+    ),
 ]
 
 

@@ -18,6 +18,7 @@ from optuna.storages.journal import _file as journals
 from servers import postgres
 from waiting import Clock, StoppedClock, is_alive, until
 
+from avagrad import worker_process
 from avagrad.tune import Diverged, Trial, tune, workers
 from avagrad.tune import storage as storages
 from avagrad.tune.records import read_records
@@ -233,7 +234,7 @@ def test_workers_that_end_at_once(
 ) -> None:
     tune(lr_only, lr=[1], storage=tmp_path / "a.journal")
     count = tmp_path / "count"
-    monkeypatch.setattr(workers, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
+    monkeypatch.setattr(worker_process, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
     with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
         tune(lr_only, lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     assert count.stat().st_size == times
