@@ -72,32 +72,36 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
 
     if method == "grid":
         return Told(winner([(r, c) for r in range(rows) for c in range(columns)]), paid, 0)
-    by_lr = winner(lr_line(start[1]))
-    if method == "separable":
-        if by_lr is None:
-            return Told(None, paid, 0)
-        pick = winner(eps_line(by_lr[0]))
-    else:
-        by_eps = winner(eps_line(start[0]))
-        pick = by_lr or by_eps
-        if by_lr and by_eps:
-            pick = min([(by_lr[0], by_eps[1]), by_lr, by_eps], key=value)
-    if pick is None:
+
+    def coarse_to_fine(line: list[tuple[int, int]], at: int) -> tuple[int, int] | None:
+        stride = 4 if len(line) > 16 else 2
+        found = winner(line[at % stride :: stride])
+        while found and stride > 1:
+            stride //= 2
+            i = line.index(found)
+            found = winner([line[k] for k in (i - stride, i, i + stride) if 0 <= k < len(line)])
+        return found or winner(line)
+
+    by_lr = winner(lr_line(start[1])) if method == "separable" else coarse_to_fine(lr_line(start[1]), start[0])
+    if by_lr is None:
         return Told(None, paid, 0)
+    line = eps_line(by_lr[0])
+    pick = winner(line) if method == "separable" else coarse_to_fine(line, start[1])
+    assert pick is not None
     for rings in range(1, 1000):
         row, column = pick
         ring = [
             (r, c)
             for r in range(max(row - 1, 0), min(row + 2, rows))
             for c in range(max(column - 1, 0), min(column + 2, columns))
-            if (r, c) != pick
+            if (r, c) != pick and (method == "separable" or r == row or c == column)
         ]
         won = [place for place in ring if beats(place, pick)]
         if not won:
             return Told(pick, paid, rings)
         to = winner(won)
         assert to is not None
-        pick = winner(eps_line(to[0]))
+        pick = winner(eps_line(to[0])) if method == "separable" else to
         assert pick is not None
     raise AssertionError("the search does not end")
 
@@ -121,7 +125,7 @@ class Case(NamedTuple):
 
 @st.composite
 def cases(draw: st.DrawFn, least: int = 1, absent: bool = True) -> Case:
-    lengths = st.integers(least, 6)
+    lengths = st.integers(least, 6) | st.integers(15, 18)
     lr, eps = (axis([float(i) for i in range(1, 1 + draw(lengths))], name) for name in ("lr", "eps"))
     gone = draw(st.sampled_from(["", "", "lr", "eps"])) if absent else ""
     space = Space(None if gone == "lr" else lr, None if gone == "eps" else eps)
@@ -177,7 +181,8 @@ def test_a_search_asks_for_nothing_twice_and_ends_with_a_pick_that_no_neighbour_
     assert now.path[-1] == now.pick
     assert now.confirmed is (None if method == "grid" and 1 not in space.shape else True)
     for near in space.neighbours(now.pick):
-        assert not better(known[near], known[now.pick], margin)
+        on_a_line = near.lr == now.pick.lr or near.eps == now.pick.eps
+        assert (method == "lines" and not on_a_line) or not better(known[near], known[now.pick], margin)
     # What was known beforehand changes what is paid, never what is found.
     alone = replay(method, space, known, start=start, margin=margin)
     assert (alone.pick, alone.path, alone.confirmed, alone.rings) == (now.pick, now.path, now.confirmed, now.rings)
@@ -224,20 +229,117 @@ def test_the_stages_of_a_separable_search() -> None:
     ]
 
 
-def test_the_stages_of_a_cross() -> None:
-    known = landscape(PAPER, lambda lr, eps: lr**2 + (eps + 5) ** 2)
+def test_the_stages_of_a_search_by_lines() -> None:
+    space = Space(axis("1e-6:1:13", "lr"), axis("1e-8:100:11", "eps"))
+    known = landscape(space, lambda lr, eps: (lr + 2) ** 2 + (eps + 5) ** 2)
     paid: dict[Cell, Score] = {}
     seen: list[Plan] = []
     while not seen or not seen[-1].done:
-        seen.append(plan("cross", PAPER, paid, start=PAPER.start()))
+        seen.append(plan("lines", space, paid, start=space.start()))
         paid |= {cell: known[cell] for cell in seen[-1].cells}
-    assert [(now.stage, len(now.cells), now.at_most) for now in seen] == [
-        ("line over lr at eps 0.1 and line over eps at lr 0.05", 41, 50),
-        ("the two best together: lr 1, eps 1e-05", 1, 50),
-        ("ring around lr 1, eps 1e-05", 8, 50),
-        ("ring around lr 1, eps 1e-05", 0, 50),
+    assert [(now.stage, len(now.cells), str(now.pick), now.coarse, now.at_most) for now in seen] == [
+        ("line over lr at eps 0.1", 7, "None", True, 18),
+        ("line over lr at eps 0.1", 2, "lr 0.01, eps 0.1", False, 18),
+        ("line over eps at lr 0.01", 4, "lr 0.01, eps 0.1", True, 17),
+        ("line over eps at lr 0.01", 2, "lr 0.01, eps 1e-05", False, 17),
+        ("neighbours of lr 0.01, eps 1e-05", 2, "lr 0.01, eps 1e-05", False, 17),
+        ("neighbours of lr 0.01, eps 1e-05", 0, "lr 0.01, eps 1e-05", False, 17),
     ]
-    assert seen[-1].path == (Cell(0.05, 0.1), Cell(1, 1e-5))
+    assert seen[-1].path == (Cell(0.001, 0.1), Cell(0.01, 0.1), Cell(0.01, 1e-5))
+    assert (seen[-1].confirmed, seen[-1].rings) == (True, 1)
+
+
+@st.composite
+def valleys(draw: st.DrawFn) -> tuple[Space, dict[Cell, Score], Cell, Cell]:
+    """A loss that is the sum of two valleys, one along each axis; where it is lowest, and a start."""
+    rows, columns = (draw(st.sampled_from([7, 9, 11, 13, 21])) for _ in range(2))
+    space = Space(axis(list(range(1, rows + 1)), "lr"), axis(list(range(1, columns + 1)), "eps"))
+    lowest = draw(st.sampled_from(space.cells()))
+    slopes = [draw(st.floats(0.1, 10)) for _ in range(4)]
+
+    def depth(value: float, bottom: float, left: float, right: float) -> float:
+        return (bottom - value) * left if value < bottom else (value - bottom) * right
+
+    known = {
+        cell: Score(
+            depth(cell.lr or 0, lowest.lr or 0, *slopes[:2]) + depth(cell.eps or 0, lowest.eps or 0, *slopes[2:])
+        )
+        for cell in space.cells()
+    }
+    return space, known, lowest, draw(st.sampled_from(space.cells()))
+
+
+@given(case=valleys())
+def test_lines_find_the_bottom_of_two_valleys_from_anywhere(
+    case: tuple[Space, dict[Cell, Score], Cell, Cell],
+) -> None:
+    space, known, lowest, start = case
+    found = replay("lines", space, known, start=start)
+    assert (found.pick, found.rings) == (lowest, 1)
+    assert found.trials <= {(13, 11): 18, (13, 13): 19, (21, 21): 22}.get(space.shape, 22)
+    assert found.trials <= plan("lines", space, {}, start=start).at_most
+
+
+def test_coarse_values_need_one_seed() -> None:
+    space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-8:1:9", "eps"))
+    known = landscape(space, lambda lr, eps: lr**2 + (eps + 4) ** 2)
+    one: dict[Cell, Score] = {}
+    every: dict[Cell, Score] = {}
+    while not (now := plan("lines", space, every, by_first_seed=one, start=space.start())).done:
+        one |= {cell: known[cell] for cell in now.cells}
+        if not now.coarse:
+            every |= {cell: known[cell] for cell in now.cells}
+    assert now.pick == Cell(1, 1e-4)
+    along_lr = {Cell(lr, 0.1) for lr in (0.1, 1, 10)}
+    along_eps = {Cell(1, eps) for eps in (1e-6, 1e-5, 1e-4, 1e-3)}
+    assert set(every) == along_lr | along_eps | {Cell(0.1, 1e-4), Cell(10, 1e-4)}
+    assert set(one) - set(every) == {Cell(0.01, 0.1), Cell(100, 0.1), Cell(1, 1e-7)}
+
+
+def test_a_lucky_first_seed_is_found_out() -> None:
+    """The best by the first seed alone is not picked where its other seeds are bad."""
+    line = Space(axis([1, 2, 3, 4, 5], "lr"), None)
+    first = {Cell(lr, None): Score(loss) for lr, loss in ((1.0, 0.5), (2.0, 0.4), (3.0, 0.1), (4.0, 0.6), (5.0, 0.9))}
+    every = first | {Cell(3.0, None): Score(0.7, 0.3, 3)}
+    now = plan("lines", line, every, by_first_seed=first, start=Cell(3.0, None))
+    assert (now.done, now.pick) == (True, Cell(2.0, None))
+
+
+def test_an_axis_is_extended_where_the_pick_is_at_its_end() -> None:
+    space = Space(axis("0.1:10:5", "lr"), axis("1e-4:1:5", "eps"))
+
+    def found(best_lr: float, extend: bool) -> Plan:
+        known: dict[Cell, Score] = {}
+        while not (now := plan("lines", space, known, start=space.start(), extend=extend)).done:
+            for cell in now.cells:
+                lr, eps = logs(cell)
+                known[cell] = Score((lr - best_lr) ** 2 + (eps + 2) ** 2)
+        return now
+
+    assert found(1.5, extend=False).pick == Cell(10, 0.01)
+    inside = found(0.5, extend=True)
+    assert (inside.pick, inside.space) == (Cell(3.16227766017, 0.01), space)
+    once = found(1.5, extend=True)
+    assert (once.pick, once.confirmed) == (Cell(31.6227766017, 0.01), True)
+    assert once.space.lr is not None
+    assert once.space.lr.values[-2:] == (31.6227766017, 100.0)
+    assert once.space.eps == space.eps
+    twice = found(9.0, extend=True)  # and no third time
+    assert twice.pick == Cell(1000, 0.01)
+    down = found(-1.4, extend=True)
+    assert down.pick == Cell(0.0316227766017, 0.01)
+
+
+def test_an_axis_goes_on_as_it_is_spaced() -> None:
+    lr, eps = axis("paper", "lr"), axis("paper", "eps")
+    assert lr is not None
+    assert eps is not None
+    assert lr.extended(5e3).values[-3:] == (5e3, 1e4, 5e4)
+    assert lr.extended(5e-7).values[:3] == (5e-8, 1e-7, 5e-7)
+    assert eps.extended(100.0).values[-3:] == (100, 200, 1000)
+    assert eps.extended(0.1) == eps
+    assert axis(1.0, "lr").extended(1.0).values == (1.0,)  # type: ignore[union-attr]
+    assert axis([1e300, 1e305], "lr").extended(1e305).values == (1e300, 1e305)  # type: ignore[union-attr]
 
 
 def test_a_ridge_makes_the_search_walk() -> None:
@@ -286,9 +388,14 @@ def test_a_line_that_diverged_everywhere() -> None:
     now = plan("separable", SMALL, known, start=SMALL.start())
     assert (now.pick, now.done, now.confirmed, now.cells) == (None, True, None, ())
     assert now.stage == "every point of the line over lr at eps 0.1 diverged or failed"
-    # Elsewhere it works, and a cross, which looks along eps too, goes on from there.
-    assert replay("cross", SMALL, known, start=SMALL.start()).pick == Cell(1, 1e-5)
     assert replay("separable", SMALL, known, start=SMALL.start(start_eps=1e-4)).pick == Cell(1, 1e-5)
+
+
+def test_where_the_coarse_values_diverged_all_others_are_tried() -> None:
+    line = Space(axis([1, 2, 3, 4, 5, 6], "lr"), None)
+    known = dict.fromkeys(line.cells(), DIVERGED) | {Cell(5.0, None): Score(0.5)}
+    found = replay("lines", line, known, start=Cell(2.0, None))
+    assert (found.pick, found.trials) == (Cell(5.0, None), 6)
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -315,7 +422,12 @@ def test_where_everything_diverged(method: str) -> None:
 )
 def test_a_single_line(method: str, space: Space, stage: str) -> None:
     first = plan(method, space, {}, start=space.start())
-    assert (first.stage, first.cells, first.at_most) == (stage, space.cells(), len(space))
+    assert first.stage == stage
+    if method == "lines":
+        assert first.at_most <= len(space)
+        assert len(first.cells) <= first.at_most
+    else:
+        assert (first.cells, first.at_most) == (space.cells(), len(space))
     known = {cell: Score(float(i)) for i, cell in enumerate(space.cells())}
     known[space.cells()[0]] = DIVERGED
     last = plan(method, space, known, start=space.start())
@@ -399,7 +511,7 @@ def test_better_by_hand() -> None:
 
 def test_what_a_search_refuses() -> None:
     start = SMALL.start()
-    with pytest.raises(ValueError, match="method is 'random', but must be one of separable, cross, grid"):
+    with pytest.raises(ValueError, match="method is 'random', but must be one of lines, separable, grid"):
         plan("random", SMALL, {}, start=start)
     with pytest.raises(ValueError, match="start is lr 7, eps 1, but must be a cell of the space"):
         plan("grid", SMALL, {}, start=Cell(7, 1))

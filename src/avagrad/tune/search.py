@@ -1,11 +1,14 @@
 """Which point to try next. Pure: what a search wants is a function of what is known, so it can stop and go on anywhere.
 
-- ``separable``: the lr line at the start's eps, the eps line at its best lr, then the ring: the neighbours of the best
-  cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at the
-  neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On 21 x 21
-  values that is at most 21 + 20 + 6 = 47 cells where the first ring confirms.
-- ``cross``: both lines through the start at once, then the best lr together with the best eps; the best of these three
-  gets its ring, as above. It has less to wait for where many runs are made at once.
+- ``lines``: over lr at the start's eps, then over eps at the best lr, each from coarse to fine: every second value,
+  counted from the start (every fourth, then every second, on an axis of more than 16), then the neighbours of the best.
+  Last come those neighbours of the pick on both axes that are not known yet; while one of them is better, the search
+  moves there. A pick at an end of an axis extends it, at most twice, where that is allowed. Coarse values need one
+  seed, all others need all. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells where no neighbour is better.
+- ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
+  of the best cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at
+  the neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On
+  21 x 21 values that is at most 21 + 20 + 6 = 47 cells where the first ring confirms.
 - ``grid``: every cell.
 
 Where one axis is absent, or has one value, every method is a single line.
@@ -20,24 +23,27 @@ On a grid that is the middle one of the tied lrs, then the middle one of the tie
 its mean loss is lower by more than ``margin`` plus the standard error of the difference, which is 0 with one seed. The
 best of a line is the lowest mean.
 
-**It ends.** Better implies an earlier rank: margin and error are not negative. The neighbour is on the line that is
-repeated, so the best of that line ranks no later than the neighbour, and so strictly earlier than the pick before. No
-cell is picked twice, and there are finitely many.
+**It ends.** Better implies an earlier rank: margin and error are not negative. So each neighbour that is moved to, and
+the best of a line through it, ranks strictly earlier than the pick before. No cell is picked twice, and there are
+finitely many.
 """
 
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from statistics import fmean
+from typing import Any, NamedTuple
 
 from avagrad.tune.records import Record, worst
-from avagrad.tune.space import Cell, Point, Space
+from avagrad.tune.space import NAMES, Cell, Point, Space
 
 __all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores"]
 
-METHODS = ("separable", "cross", "grid")
+METHODS = ("lines", "separable", "grid")
+_EXTENSIONS = 2  # of an axis, at most
+_LONG = 16  # values of an axis whose first stride is 2; that of a longer one is 4
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,9 @@ def best(cells: Iterable[Cell], known: Mapping[Cell, Score]) -> Cell | None:
 class Plan:
     """What a search wants next, and what it has found so far.
 
+    - ``space``: the space, with what its axes were extended by
     - ``cells``: what has to be evaluated now; none of them is known
+    - ``coarse``: whether one seed of these cells is enough
     - ``pick``: the best so far under the method's rule
     - ``stage``: what is being done, for people
     - ``path``: the start and then the best of each stage
@@ -140,11 +148,14 @@ class Plan:
     - ``rings``: how many rings have been completed; lr and eps part where the first one confirms
     - ``at_most``: how many cells it takes in all, at most, if the next ring confirms
 
-    >>> Plan((Cell(1.0, None),), None, False, "line over lr", (), None, 0, 1).done
+    >>> from avagrad.tune.space import axis
+    >>> plan("grid", Space(axis([1, 2], "lr"), None), {}, start=Cell(1.0, None)).done
     False
     """
 
+    space: Space
     cells: tuple[Cell, ...]
+    coarse: bool
     pick: Cell | None
     done: bool
     stage: str
@@ -154,8 +165,20 @@ class Plan:
     at_most: int
 
 
-def plan(method: str, space: Space, known: Mapping[Cell, Score], *, start: Cell, margin: float = 0.0) -> Plan:
+def plan(
+    method: str,
+    space: Space,
+    known: Mapping[Cell, Score],
+    *,
+    start: Cell,
+    margin: float = 0.0,
+    by_first_seed: Mapping[Cell, Score] | None = None,
+    extend: bool = False,
+) -> Plan:
     """Return what a search wants next, given what is known.
+
+    ``by_first_seed`` is what is known of cells by their first seed alone; without, there is one seed. ``extend`` lets
+    the search by lines extend an axis.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
@@ -166,16 +189,20 @@ def plan(method: str, space: Space, known: Mapping[Cell, Score], *, start: Cell,
     >>> second.stage, len(second.cells), str(second.pick)
     ('line over eps at lr 1', 20, 'lr 1, eps 0.1')
     """
-    steps = _steps(method, space, known, start, margin)
+    by_first_seed = known if by_first_seed is None else by_first_seed
     wanted: dict[Cell, None] = {}
-    for step in steps:
+    for step in _steps(method, _Known(space, known, by_first_seed, start, margin), extend):
         wanted |= dict.fromkeys(step.cells)
-        unknown = tuple(cell for cell in dict.fromkeys(step.cells) if cell not in known)
+        there = by_first_seed if step.coarse else known
+        unknown = tuple(cell for cell in dict.fromkeys(step.cells) if cell not in there)
         if unknown:
             break
     # Only the last step wants nothing that is unknown: every other one is passed by as soon as its cells are known.
+    space = step.space or space
     return Plan(
+        space=space,
         cells=unknown,
+        coarse=step.coarse,
         pick=step.pick,
         done=not unknown,
         stage=step.stage,
@@ -240,66 +267,151 @@ def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[floa
     return list(itertools.accumulate((math.inf if known[cell].pruned else known[cell].loss for cell in order), min))
 
 
-# --- the methods, each told as a story ------------------------------------------------------------
+# --- the methods -----------------------------------------------------------------------------------
+
+
+class _Known(NamedTuple):
+    """What a method works with."""
+
+    space: Space
+    known: Mapping[Cell, Score]
+    by_first_seed: Mapping[Cell, Score]
+    start: Cell
+    margin: float
 
 
 @dataclass(frozen=True)
 class _Step:
-    """A chapter of a search: it goes on to the next one when all of these cells are known."""
+    """A stage of a search: it goes on to the next one when all of these cells are known."""
 
     stage: str
     cells: tuple[Cell, ...]
     pick: Cell | None
     path: tuple[Cell, ...]
-    rest: int = 0  # how many further cells the chapters up to the next ring take at most
+    rest: int = 0  # how many further cells the stages up to the next ring take at most
     rings: int = 0
     confirmed: bool | None = None
+    coarse: bool = False
+    space: Space | None = None  # where the axes were extended
 
 
-def _steps(method: str, space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+def _steps(method: str, given: _Known, extend: bool) -> Iterator[_Step]:
+    space, _, _, start, margin = given
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be one of {', '.join(METHODS)}.")
     if start not in space:
         raise ValueError(f"start is {start}, but must be a cell of the space.")
     if not 0 <= margin < math.inf:
         raise ValueError(f"margin is {margin}, but must be finite and at least 0.")
-    told: Callable[[Space, Mapping[Cell, Score], Cell, float], Iterator[_Step]]
-    told = _line if 1 in space.shape else {"separable": _separable, "cross": _cross, "grid": _grid}[method]
-    return told(space, known, start, margin)
+    if method == "lines" and space.shape != (1, 1):
+        return _Lines(given, extend).steps()
+    if 1 in space.shape:
+        return _line(given)
+    return _separable(given) if method == "separable" else _grid(given)
 
 
-def _separable(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
+class _Lines:
+    """The search by lines. It keeps the space, whose axes may be extended on the way."""
+
+    def __init__(self, given: _Known, extend: bool) -> None:
+        self.space, self.known, self.by_first_seed, self.start, self.margin = given
+        self.path: tuple[Cell, ...] = (self.start,)
+        self.extensions = dict.fromkeys(NAMES, _EXTENSIONS if extend else 0)
+        rows, columns = self.space.shape
+        self.names = [name for name, length in zip(NAMES, (rows, columns), strict=True) if length > 1]
+
+    def steps(self) -> Iterator[_Step]:
+        pick = self.start
+        for name in self.names:
+            stage = f"line over {name}" + (f" at {at}" if any(at := pick._replace(**{name: None})) else "")
+            found = yield from self._line(name, pick, stage)
+            if found is None:
+                yield _nothing(stage, self.start)
+                return
+            pick = found
+            self.path = (*self.path, pick)
+        yield from self._neighbours(pick)
+
+    def _line(self, name: str, at: Cell, stage: str) -> Generator[_Step, None, Cell | None]:
+        """Search an axis through a cell, from coarse to fine; return its best cell."""
+        line = self.space.along(name, at)
+        later = self.names[self.names.index(name) + 1 :]
+        rest = sum(_most_of_line(len(self.space.along(other, at))) - 1 for other in later) + 2 * len(self.names) - 2
+        stride = 4 if len(line) > _LONG else 2
+        cells = self._around(name, at, stride, len(line))
+        while True:
+            coarse = stride > 1
+            known = self.by_first_seed if coarse else self.known
+            pick = best(cells, known)
+            yield self._step(stage, cells, pick, rest=rest + 2 * (stride // 2), coarse=coarse)
+            if pick is None:
+                if cells == line:
+                    return None
+                stride, cells = 1, line  # all that was tried has failed, but not yet all
+            elif coarse:
+                stride //= 2
+                cells = self._around(name, pick, stride, 1)
+            elif self._extends(name, pick=pick):
+                before, line = line, self.space.along(name, at)
+                cells = tuple(cell for cell in line if cell == pick or cell not in before)
+            else:
+                return pick
+
+    def _neighbours(self, pick: Cell) -> Iterator[_Step]:
+        confirmed = None
+        for rings in itertools.count():
+            near = tuple(cell for name in self.names for cell in self._around(name, pick, 1, 1) if cell != pick)
+            stage = f"neighbours of {pick}"
+            yield self._step(stage, near, pick, rings=rings, confirmed=confirmed)
+            to = best((cell for cell in near if better(self.known[cell], self.known[pick], self.margin)), self.known)
+            if to is not None:
+                pick, confirmed = to, False
+                self.path = (*self.path, pick)
+            elif not self._extends(*self.names, pick=pick):
+                yield self._step(stage, (), pick, rings=rings + (len(self.names) > 1), confirmed=True)
+                return
+
+    def _around(self, name: str, cell: Cell, stride: int, most: int) -> tuple[Cell, ...]:
+        """Return the cell and, on either side, at most so many along an axis, a stride from one another."""
+        line = self.space.along(name, cell)
+        place = line.index(cell)
+        return tuple(
+            each for i, each in enumerate(line) if (i - place) % stride == 0 and abs(i - place) <= most * stride
+        )
+
+    def _extends(self, *names: str, pick: Cell) -> bool:
+        """Extend the axes at an end of which the pick is, if they still may be; tell whether one was."""
+        before = self.space
+        for name in names:
+            longer = self.space.extended(name, pick) if self.extensions[name] else self.space
+            self.extensions[name] -= longer != self.space
+            self.space = longer
+        return self.space != before
+
+    def _step(self, stage: str, cells: tuple[Cell, ...], pick: Cell | None, **more: Any) -> _Step:
+        return _Step(stage, cells, pick, self.path, space=self.space, **more)
+
+
+def _most_of_line(length: int) -> int:
+    """Return how many cells of an axis the search by lines takes at most."""
+    stride = 4 if length > _LONG else 2
+    return min(length, math.ceil(length / stride) + 2 * (stride // 2))
+
+
+def _separable(given: _Known) -> Iterator[_Step]:
+    space, known, _, start, margin = given
     _, columns = space.shape
-    line, stage = _over_lr(space, start), f"line over lr at {Cell(None, start.eps)}"
+    line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
     pick = best(line, known)
     yield _Step(stage, line, pick, (start,), rest=columns - 1 + _ring_at_most(space))
     if pick is None:
         yield _nothing(stage, start)
         return
     path = (start, pick)
-    line, stage = _over_eps(space, pick), f"line over eps at {Cell(pick.lr, None)}"
+    line, stage = space.along("eps", pick), f"line over eps at {Cell(pick.lr, None)}"
     pick = best(line, known)
     yield _Step(stage, line, pick, path, rest=_ring_at_most(space))
     yield from _rings(space, known, pick, path, margin)
-
-
-def _cross(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
-    over_lr, over_eps = _over_lr(space, start), _over_eps(space, start)
-    stage = f"line over lr at {Cell(None, start.eps)} and line over eps at {Cell(start.lr, None)}"
-    lines = over_lr + over_eps
-    # The two best together, and a ring around a cell that may be on neither line.
-    yield _Step(stage, lines, best(lines, known), (start,), rest=1 + _ring_at_most(space, on_line=False))
-    by_lr, by_eps = best(over_lr, known), best(over_eps, known)
-    pick = by_lr or by_eps
-    if pick is None:
-        yield _nothing(stage, start)
-        return
-    if by_lr and by_eps:
-        both = Cell(by_lr.lr, by_eps.eps)
-        # In this order, so that of ties the two best together are taken.
-        pick = min((cell for cell in (both, by_lr, by_eps) if cell in known), key=lambda cell: known[cell].rank)
-        yield _Step(f"the two best together: {both}", (both,), pick, (start,), _ring_at_most(space, on_line=False))
-    yield from _rings(space, known, pick, (start,), margin)
 
 
 def _rings(
@@ -316,28 +428,29 @@ def _rings(
             yield _Step(stage, (), pick, path, rings=rings + 1, confirmed=True)
             return
         confirmed = False
-        line = _over_eps(space, to)
+        line = space.along("eps", to)
         pick = best(line, known)
         yield _Step(
             f"line over eps at {Cell(to.lr, None)}", line, pick, path, _ring_at_most(space), rings + 1, confirmed
         )
 
 
-def _line(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
-    """Tell of a space that is a single line, whatever the method: nothing is left to confirm when it has been run."""
+def _line(given: _Known) -> Iterator[_Step]:
+    """Run the only line there is; nothing is left to confirm then."""
+    space, known, _, start, _ = given
     rows, columns = space.shape
     name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
     stage = f"line over {name}" + (f" at {at}" if any(at) else "")
-    cells = space.cells()
-    pick = best(cells, known)
-    yield _Step(stage, cells, pick, (start,))
+    pick = best(space.cells(), known)
+    yield _Step(stage, space.cells(), pick, (start,))
     yield _Step(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
 
 
-def _grid(space: Space, known: Mapping[Cell, Score], start: Cell, margin: float) -> Iterator[_Step]:
-    cells, stage = space.cells(), f"grid of {len(space)} cells"
-    pick = best(cells, known)
-    yield _Step(stage, cells, pick, (start,))
+def _grid(given: _Known) -> Iterator[_Step]:
+    space, known, _, start, _ = given
+    stage = f"grid of {len(space)} cells"
+    pick = best(space.cells(), known)
+    yield _Step(stage, space.cells(), pick, (start,))
     yield _Step(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
 
 
@@ -345,18 +458,10 @@ def _nothing(stage: str, start: Cell) -> _Step:
     return _Step(f"every point of the {stage} diverged or failed", (), None, (start,))
 
 
-def _over_lr(space: Space, cell: Cell) -> tuple[Cell, ...]:
-    return tuple(other for other in space.cells() if other.eps == cell.eps)
-
-
-def _over_eps(space: Space, cell: Cell) -> tuple[Cell, ...]:
-    return tuple(other for other in space.cells() if other.lr == cell.lr)
-
-
-def _ring_at_most(space: Space, on_line: bool = True) -> int:
-    """Return how many unknown neighbours a cell has at most; where the eps line through it is known, two fewer."""
+def _ring_at_most(space: Space) -> int:
+    """Return how many unknown neighbours a cell has at most, where the eps line through it is known."""
     rows, columns = (min(3, length) for length in space.shape)
-    return (rows - on_line) * columns - (not on_line)
+    return (rows - 1) * columns
 
 
 def _middle(values: set[float | None]) -> float | None:

@@ -149,9 +149,11 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
 def verdict(plan: Plan) -> str:
     """Return what a search's ring says of its pick.
 
-    >>> pick = Cell(1.0, 0.1)
-    >>> verdict(Plan((), pick, True, "ring around lr 1, eps 0.1", (pick,), True, 1, 47))
-    'No neighbour of lr 1, eps 0.1 is better: two lines were enough.'
+    >>> from avagrad.tune.search import plan
+    >>> from avagrad.tune.space import axis
+    >>> space = Space(axis([1, 2], "lr"), axis([1, 2], "eps"))
+    >>> verdict(plan("lines", space, {cell: Score(sum(cell)) for cell in space.cells()}, start=space.start()))
+    'No neighbour of lr 1, eps 1 is better: two lines were enough.'
     """
     if plan.pick is None:
         return f"There is no pick{'' if plan.done else ' yet'}: {plan.stage}."

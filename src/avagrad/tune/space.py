@@ -8,10 +8,10 @@ import itertools
 import math
 import numbers
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["Axis", "Cell", "Point", "Space", "axis", "kept", "shown"]
+__all__ = ["NAMES", "Axis", "Cell", "Point", "Space", "axis", "kept", "shown"]
 
 NAMES = ("lr", "eps")
 DEFAULT_EPS = 0.1  # where lr and eps were found to part best: far from both Adam (small eps) and SGD (large eps)
@@ -151,6 +151,25 @@ class Axis:
             f" {'values are' if len(near) > 1 else 'value is'} {', '.join(map(shown, near))}."
         )
 
+    def extended(self, end: float) -> "Axis":
+        """Return the axis with two more values beyond an end, spaced as those before; the same if it is not an end.
+
+        >>> Axis("lr", (0.01, 0.1, 1)).extended(1.0).values, Axis("lr", (0.01, 0.1, 1)).extended(0.1).values
+        ((0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))
+        """
+        if len(self) < 2 or end not in (self.values[0], self.values[-1]):
+            return self
+        upwards = end == self.values[-1]
+        values = list(self.values) if upwards else list(reversed(self.values))
+        for _ in range(2):  # by what the value before the last grew by in two steps: {1, 5} x 10^k goes on as it is
+            values.append(
+                values[-2] * (values[-2] / values[-4]) if len(values) > 3 else values[-1] * (values[-1] / values[-2])
+            )
+        try:
+            return Axis(self.name, tuple(values if upwards else reversed(values)))
+        except ValueError:  # beyond all floats, or values that were not spaced evenly
+            return self
+
 
 def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis | None:
     """Return an axis from what people write: a number, numbers, or a text; None is an axis that is absent.
@@ -245,6 +264,23 @@ class Space:
             for values, place in zip(self._columns, self.indices(cell), strict=True)
         ]
         return tuple(other for other in itertools.starmap(Cell, itertools.product(*near)) if other != cell)
+
+    def along(self, name: str, cell: Cell) -> tuple[Cell, ...]:
+        """Return the cells of the line over an axis that a cell is on.
+
+        >>> [str(cell) for cell in Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).along("eps", Cell(2.0, 0.1))]
+        ['lr 2, eps 0.1', 'lr 2, eps 0.2']
+        """
+        return tuple(cell._replace(**{name: value}) for value in self._columns[NAMES.index(name)])
+
+    def extended(self, name: str, cell: Cell) -> "Space":
+        """Return the space with an axis extended beyond the end at which a cell is; the same if it is at none.
+
+        >>> Space(axis([1, 10, 100], "lr"), None).extended("lr", Cell(100.0, None)).lr.values
+        (1.0, 10.0, 100.0, 1000.0, 10000.0)
+        """
+        line = getattr(self, name)
+        return self if line is None else replace(self, **{name: line.extended(getattr(cell, name))})
 
     def start(self, start_lr: float | None = None, start_eps: float | None = None) -> Cell:
         """Return the cell where a search begins: eps 0.1 where it is on the axis, else the middle of each axis.
