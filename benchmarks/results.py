@@ -6,7 +6,7 @@ python benchmarks/results.py
 import json
 from pathlib import Path
 
-from avagrad.report.charts import draw_figure_1, draw_step_bars, draw_step_sizes
+from avagrad.report.charts import draw_figure_1, draw_race, draw_step_bars, draw_step_sizes
 from avagrad.report.curves import figure_1, step_bars
 from avagrad.report.figures import draw_heat_maps, save
 from avagrad.report.heatmaps import heat_map
@@ -16,6 +16,12 @@ from avagrad.report.reading import Collection, Sweep, collect
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
 METHODS = ("adam", "avagrad", "avastep")
+SEARCHES = {"lines": "lines", "random cells": "random", "TPE": "tpe", "GP": "gp"}
+RACES = {
+    "CIFAR-10, error in %": "cifar10-small/avastep",
+    "Tiny Shakespeare, bits": "tinyshakespeare-wide/avastep",
+    "digits, error in %": "digits-wide/avastep",
+}
 # The name of a figure of heat maps: what its values are, and the sweeps that are drawn side by side.
 MAPS = {
     "cifar10-heat-maps": ("validation error, %", ("cifar10-jpeg-small/adam", "cifar10-jpeg-small/avagrad")),
@@ -49,11 +55,22 @@ def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
     drawn["figure-1"] = draw_figure_1(figure_1(held.synthetics[0]))
     (h200,) = (times for times in held.step_times if times.place == "step-h200.json")
     drawn["step-times"] = draw_step_bars(step_bars(h200))
+    drawn["searches"] = draw_race(*race())
     to.mkdir(parents=True, exist_ok=True)
     paths = [to / f"{name}.png" for name in drawn]
     for path, figure in zip(paths, drawn.values(), strict=True):
         save(figure, path)
     return paths
+
+
+def race() -> tuple[list[int], dict[str, dict[str, list[float | None]]]]:
+    """Return the trials of the race of searches, and the median regrets on AvaStep's maps."""
+    found = json.loads((ROOT / "results" / "searches.json").read_text())
+    maps = {
+        title: {search: found["maps"][place][key]["median"] for search, key in SEARCHES.items()}
+        for title, place in RACES.items()
+    }
+    return found["trials"], maps
 
 
 def main() -> None:

@@ -56,7 +56,7 @@ def measured(task: str, method: str, place: Path, workers: int, epochs: int | No
     at_small_eps = min(line, key=lambda cell: line[cell].rank)
     return {
         "method": method,
-        "told": found.told(),
+        "told": found.summary(),
         "seconds": seconds,
         "trials": search.trials,
         "rings": search.rings,

@@ -55,7 +55,7 @@ def main() -> None:
     result = tune(
         objective, lr="1e-3:1e2:11", eps="1e-8:100:11", storage=given.storage, workers=given.workers, start_eps=0.1
     )
-    print(result.told())
+    print(result.summary())
 
 
 if __name__ == "__main__":

@@ -215,3 +215,30 @@ def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
         shown = [f"{scores['cifar10'][name]:.2f} %", f"{scores['tinyshakespeare'][name]:.3f}"]
         shown += [f"{scores['digits'][name]:.2f} %", f"{relative:.4f}"]
         assert row_of("docs/avastep.md", name) == shown
+
+
+def test_the_table_of_the_race_is_what_was_recorded() -> None:
+    found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
+    assert len(found) == 21
+    for place, race in found.items():
+        taken = race["lines"]["trials"]
+        rows, columns = race["shape"]
+        regrets = [
+            f"{race[search]['median'][2]:.3f} ({race[search]['worst_quarter'][2]:.3f})"
+            for search in ("lines", "random", "tpe", "gp")
+        ]
+        cells = [f"{rows} x {columns}", f"{min(taken)} to {max(taken)}", *regrets]
+        assert row_of("docs/tuning.md", place) == cells
+
+
+def test_the_search_by_lines_is_the_one_that_raced() -> None:
+    """The recorded maps of AvaStep, from four starts: trials, and how far from the best cell."""
+    searches = runpy.run_path(str(ROOT / "benchmarks" / "searches.py"))
+    found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
+    raced = [(place, space, known) for place, space, known in searches["maps"]() if place.endswith("/avastep")]
+    assert len(raced) == 3
+    for place, space, known in raced:
+        curves = searches["by_lines"](space, known)
+        assert [len(curve) for curve in curves] == found[place]["lines"]["trials"]
+        assert max(map(len, curves)) <= 16
+        assert searches["regrets"](curves, known, 45)["median"] == found[place]["lines"]["median"]

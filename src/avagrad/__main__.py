@@ -15,8 +15,10 @@ def main() -> None:
             file=sys.stderr,
         )
         sys.exit(2)
-    from avagrad.cli import main as run
-
+    try:
+        from avagrad.cli import main as run
+    except KeyboardInterrupt:  # the imports take a second
+        sys.exit(130)
     run()
 
 

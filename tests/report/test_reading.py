@@ -22,7 +22,7 @@ def test_a_run_an_ensemble_and_a_sweep_are_found_once_each(tmp_path: Path) -> No
     config = configure("digits", "avagrad", epochs=1, optimizer_options=options)
     train_ensemble(config, [(0.1, 0.1, 0), (1.0, 0.1, 0)], tmp_path / "map")
     adam = configure("digits", "adam", epochs=1)
-    sweep(adam, lr=axis("0.1,1", "lr"), eps=axis("0.1", "eps"), folder=tmp_path / "search")
+    sweep(adam, lr=axis("0.1,1", "lr"), eps=axis("0.1", "eps"), folder=tmp_path / "search", extend=False)
     before = (tmp_path / "search" / "study.journal").read_bytes()
     found = collect(tmp_path)
     assert found.problems == ()

@@ -21,12 +21,14 @@ from waiting import Clock, StoppedClock, is_alive, until
 from avagrad import worker_process
 from avagrad.tune import Diverged, Trial, tune, workers
 from avagrad.tune import storage as storages
-from avagrad.tune.records import read_records
+from avagrad.tune.leases import LEASE, renew_after
+from avagrad.tune.loop import TuningError
+from avagrad.tune.records import Record, read_records
+from avagrad.tune.result import Progress
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, open_storage
 from avagrad.tune.study import Study
 from avagrad.tune.trial import evaluate
-from avagrad.tune.tuner import Progress, TuningError
 from avagrad.tune.workers import WorkerError
 
 # --- what is asked for ---
@@ -36,12 +38,12 @@ from avagrad.tune.workers import WorkerError
     ("wrong", "sentence"),
     [
         ({"lr": []}, "lr is [], but must have at least one value."),
-        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis."),
+        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or name the optimizer."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
         ({"start_eps": 0.1}, "start_eps is 0.1, but must be None where there is no eps axis."),
-        ({"method": "bayes"}, "method is 'bayes', but must be one of separable, cross, grid."),
+        ({"method": "bayes"}, "method is 'bayes', but must be one of lines, separable, grid."),
         ({"direction": "up"}, "direction is 'up', but must be one of minimize, maximize."),
         ({"pruner": "meidan"}, "pruner is 'meidan', but must be one of median, halving, or None."),
         ({"workers": -1}, "workers is -1, but must be a whole number of at least 0."),
@@ -57,6 +59,9 @@ from avagrad.tune.workers import WorkerError
         ({"margin": "0"}, "margin is '0', but must be a finite number of at least 0."),
         ({"seeds": 0}, "seeds is 0, but must be a whole number of at least 1, or a list of seeds."),
         ({"seeds": [1, 1]}, "seeds is [1, 1], but must be different whole numbers."),
+        ({"seeds": [True]}, "seeds is [True], but must be different whole numbers."),
+        ({"lr": [1e-320, 1]}, "lr has the value 1e-320, but a value must be from 1e-300 to 1e+300."),
+        ({"lr": "1,1e305"}, "lr has the value 1e+305, but a value must be from 1e-300 to 1e+300."),
         ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which JSON cannot hold"),
         ({"storage": 5}, "storage is 5, but must be a file, or a URL of a database."),
         ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
@@ -73,12 +78,14 @@ def test_arguments(wrong: dict[str, Any], sentence: str, tmp_path: Path, monkeyp
 
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="objective is 3, but must be a function of a trial"):
-        tune(3, lr=[1], storage=tmp_path / "a.journal")  # type: ignore[arg-type]
+        tune(3, method="separable", lr=[1], storage=tmp_path / "a.journal")  # type: ignore[arg-type]
     lock = threading.Lock()
     with pytest.raises(TypeError, match=r"which cannot be sent to a worker process .*TypeError: cannot pickle"):
-        tune(lambda trial: 1.0 if lock else 0.0, lr=[1], storage=tmp_path / "a.journal", workers=1)
+        tune(lambda trial: 1.0 if lock else 0.0, method="separable", lr=[1], storage=tmp_path / "a.journal", workers=1)
     assert not list(tmp_path.iterdir())
-    result = tune(lambda trial: 1.0 if lock else 0.0, lr=[1], storage=tmp_path / "a.journal")  # here it can be used
+    result = tune(
+        lambda trial: 1.0 if lock else 0.0, method="separable", lr=[1], storage=tmp_path / "a.journal"
+    )  # here it can be used
     assert result.best is not None
 
 
@@ -136,14 +143,23 @@ def test_an_objective_that_never_works_is_given_up_soon(tmp_path: Path) -> None:
         return raises(trial)
 
     with pytest.raises(TuningError) as error:
-        tune(objective, lr=range(1, 22), storage=tmp_path / "a.journal")
+        tune(objective, method="separable", lr=range(1, 22), storage=tmp_path / "a.journal")
     assert str(error.value).startswith("objective raised ZeroDivisionError: of course (")
     assert "at lr=1 seed=0, 3 times of 3, and no point has given a result yet; 0 finished points are kept" in str(
         error.value
     )
     assert calls == ["lr=1 seed=0"] * 3
     # It is mended, and goes on.
-    assert len(tune(lr_only, lr=range(1, 22), storage=tmp_path / "a.journal", name=name_in(tmp_path), about={}).trials)
+    assert len(
+        tune(
+            lr_only,
+            method="separable",
+            lr=range(1, 22),
+            storage=tmp_path / "a.journal",
+            name=name_in(tmp_path),
+            about={},
+        ).trials
+    )
 
 
 def name_in(folder: Path) -> str:
@@ -168,7 +184,16 @@ def test_one_bad_point_does_not_end_a_search_whose_others_are_under_way(tmp_path
         return raises(trial)
 
     # The other one's lease is not renewed here, and does not run out.
-    result = tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a", about={}, watcher=watcher, lease=1e9)
+    result = tune(
+        objective,
+        method="separable",
+        lr=[1, 2],
+        storage=tmp_path / "a.journal",
+        name="a",
+        about={},
+        watcher=watcher,
+        lease=1e9,
+    )
     assert result.best is not None
     assert list(result.failed) == ["lr=2 seed=0"]
 
@@ -203,7 +228,7 @@ def test_an_objective_that_leaves_here(tmp_path: Path) -> None:
         return lr_only(trial)
 
     with pytest.raises(SystemExit) as error:
-        tune(objective, lr=[1, 2], storage=tmp_path / "a.journal", name="a")
+        tune(objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", name="a")
     assert error.value.code == 5
     assert Study(tmp_path / "a.journal", "a").look().failures == {"lr=2 seed=0": ("given back: stopped",)}
 
@@ -217,7 +242,7 @@ def test_a_module_that_workers_cannot_import(tmp_path: Path) -> None:
     sys.modules[module.__name__] = module
     try:
         with pytest.raises(WorkerError, match=r"objective could not be unpacked in a worker .*nowhere_to_be_found"):
-            tune(module.objective, lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
+            tune(module.objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     finally:
         del sys.modules[module.__name__]
 
@@ -232,13 +257,60 @@ def test_a_module_that_workers_cannot_import(tmp_path: Path) -> None:
 def test_workers_that_end_at_once(
     code: str, how: str, times: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    tune(lr_only, lr=[1], storage=tmp_path / "a.journal")
+    tune(lr_only, method="separable", lr=[1], storage=tmp_path / "a.journal")
     count = tmp_path / "count"
     monkeypatch.setattr(worker_process, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
     with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
-        tune(lr_only, lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
+        tune(lr_only, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     assert count.stat().st_size == times
     assert len(Study(tmp_path / "a.journal", "objectives:lr_only").look().records) == 1
+
+
+@pytest.mark.parametrize(
+    ("returned", "sentence"),
+    [
+        (None, "together returned None, but must return a list of records."),
+        ([1, 2], "together returned [1, 2], but must return a list of records."),
+        (
+            [Record(1, None, value=0.5)],
+            "has 1 records for 2 points, but must have one for each: lr=3 seed=0 is missing.",
+        ),
+    ],
+)
+def test_points_that_are_run_together_and_do_not_come_back(returned: Any, sentence: str, tmp_path: Path) -> None:
+    with pytest.raises((TypeError, ValueError)) as error:
+        tune(lr_only, lr=[1, 2, 3], start_lr=1, storage=tmp_path / "a.journal", together=lambda points: returned)
+    assert sentence in str(error.value)
+    assert not Study(tmp_path / "a.journal", "objectives:lr_only").look().held  # they were given back
+
+
+def test_a_process_that_the_objective_forks_may_end_as_it_likes(tmp_path: Path) -> None:
+    def forks(trial: Trial) -> float:
+        if (child := os.fork()) == 0:
+            sys.exit(0)
+        os.waitpid(child, 0)
+        return lr_only(trial)
+
+    result = tune(forks, lr=[1, 2], extend=False, storage=tmp_path / "a.journal", workers=1)
+    assert result.failed == {}
+    assert len(result.trials) == 2
+
+
+def test_a_journal_grows_slowly_while_a_point_is_held(tmp_path: Path) -> None:
+    study = Study(tmp_path / "a.journal", "a", direction="minimize")
+    study.queue([Point(0.1, 1e-8, 0)])
+    held = study.take("0123456789ab")
+    assert held is not None
+    held.renew(80.0)
+    before = (tmp_path / "a.journal").stat().st_size
+    held.renew(80.0)
+    size = (tmp_path / "a.journal").stat().st_size - before
+    assert size > 100
+    age, renewals = 0.0, 0
+    while age < 24 * 3600:
+        age += renew_after(LEASE, age)
+        renewals += 1
+    assert renewals * size < 300_000
 
 
 # --- a storage that is not what it should be ---
@@ -249,27 +321,37 @@ def write_half_a_line(path: Path) -> None:
         file.write(b'{"op_code":6,"worker_id":"killed in the midd')
 
 
-def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
+def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
     tune(lr_only, lr=[1, 2], storage=path)
+    lines = path.read_bytes().split(b"\n")
+    for damage in (b"\0\0\0", b"[1]", b'{"op"'):
+        path.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
+        with pytest.raises(StorageError, match=r"a\.journal', whose line 4 is damaged \(.*\): mend or delete it\."):
+            tune(lr_only, lr=[1, 2], storage=path)
+
+
+def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
+    path = tmp_path / "a.journal"
+    tune(lr_only, method="separable", lr=[1, 2], storage=path)
     write_half_a_line(path)
 
     def objective(trial: Trial) -> float:
         write_half_a_line(path)  # as another process that is killed
         return lr_only(trial)
 
-    result = tune(objective, lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
+    result = tune(objective, method="separable", lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
     assert [record.lr for record in result.trials] == [1, 2, 3, 4]
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
 
 def test_a_lock_that_was_left_costs_only_its_grace_period(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = tmp_path / "a.journal"
-    tune(lr_only, lr=[1], storage=path)
+    tune(lr_only, method="separable", lr=[1], storage=path)
     Path(f"{path}.lock").touch()
     clock = Clock()
     monkeypatch.setattr(journals, "time", clock)
-    assert len(tune(lr_only, lr=[1, 2], storage=path).trials) == 2
+    assert len(tune(lr_only, method="separable", lr=[1, 2], storage=path).trials) == 2
     assert storages.GRACE <= clock.now - 1000 < storages.GRACE + 2
     assert not Path(f"{path}.lock").exists()
 
@@ -290,7 +372,12 @@ def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> Non
 
     with pytest.raises((StorageError, WorkerError)) as error:
         tune(
-            Gated(removed, free=3) if count else objective, lr=range(1, 40), storage=path, workers=count, watcher=remove
+            Gated(removed, free=3) if count else objective,
+            method="separable",
+            lr=range(1, 40),
+            storage=path,
+            workers=count,
+            watcher=remove,
         )
     rescued = Path(f"{path}.rescued.jsonl")
     assert f"storage is '{path}', which is gone or was never there" in str(error.value)
@@ -323,16 +410,16 @@ def test_a_file_that_is_no_journal(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(StorageError, match="which is not a journal of Optuna's"):
-        tune(lr_only, lr=[1], storage=path)
+        tune(lr_only, method="separable", lr=[1], storage=path)
     assert path.read_bytes() == content
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="it is a folder; name a file"):
-        tune(lr_only, lr=[1], storage=tmp_path)
+        tune(lr_only, method="separable", lr=[1], storage=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="which cannot be read or written"):
-        tune(lr_only, lr=[1], storage=tmp_path / "file" / "a.journal")
+        tune(lr_only, method="separable", lr=[1], storage=tmp_path / "file" / "a.journal")
     with pytest.raises(StorageError, match="which is gone or was never there"):
         Study(tmp_path / "none.journal", "a", create=False)
     assert not (tmp_path / "none.journal").exists()
@@ -340,23 +427,23 @@ def test_places_where_no_file_can_be(tmp_path: Path) -> None:
 
 def test_another_study_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
-    tune(lr_only, lr=[1], storage=path, about={"data": 1, "model": "m"})
+    tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 1, "model": "m"})
     before = path.read_bytes()
     with pytest.raises(StorageError, match="which holds the study 'objectives:lr_only', and not 'objectives:bowl'"):
-        tune(bowl, lr=[1], eps=[1], storage=path)
+        tune(bowl, method="separable", lr=[1], eps=[1], storage=path)
     with pytest.raises(StorageError, match="is to minimize, but direction is 'maximize'"):
-        tune(lr_only, lr=[1], storage=path, direction="maximize", about={"data": 1})
+        tune(lr_only, method="separable", lr=[1], storage=path, direction="maximize", about={"data": 1})
     with pytest.raises(StorageError, match=r"made with data 1, and now it is 2: its points would not be comparable"):
-        tune(lr_only, lr=[1], storage=path, about={"data": 2})
+        tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 2})
     assert path.read_bytes().startswith(before)
-    assert len(tune(lr_only, lr=[1], storage=path, about={"data": 1}).trials) == 1
+    assert len(tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 1}).trials) == 1
     other = tmp_path / "other.journal"
     study = optuna.create_study(
         storage=optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(other))), study_name="x"
     )
     study.optimize(lambda trial: trial.suggest_float("x", 0, 1), n_trials=1)
     with pytest.raises(StorageError, match="whose study 'x' was not made by avagrad"):
-        tune(lr_only, lr=[1], storage=other, name="x")
+        tune(lr_only, method="separable", lr=[1], storage=other, name="x")
 
 
 @pytest.mark.parametrize(
@@ -372,7 +459,7 @@ def test_another_study_is_there(tmp_path: Path) -> None:
 def test_databases_that_are_not_there(url: str, shown: str, why: str) -> None:
     assert described(url) == shown
     with pytest.raises(StorageError) as error:
-        tune(lr_only, lr=[1], storage=url)
+        tune(lr_only, method="separable", lr=[1], storage=url)
     assert f"storage is '{shown}'" in str(error.value)
     assert why in str(error.value)
     assert "secret" not in str(error.value)
@@ -381,8 +468,8 @@ def test_databases_that_are_not_there(url: str, shown: str, why: str) -> None:
 
 def test_sqlite_alone(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/a.db"
-    assert len(tune(lr_only, lr=[1, 2], storage=url).trials) == 2
-    assert len(tune(lr_only, lr=[1, 2, 3], storage=url).trials) == 3
+    assert len(tune(lr_only, method="separable", lr=[1, 2], storage=url).trials) == 2
+    assert len(tune(lr_only, method="separable", lr=[1, 2, 3], storage=url).trials) == 3
 
 
 # --- a database that goes away ---
@@ -447,7 +534,9 @@ def test_a_database_that_is_started_again(server: Server, tmp_path: Path) -> Non
             server.start_in(1.0)
 
     objective = Gated(away, free=3)
-    result = tune(objective, lr=range(1, 13), storage=server.url, workers=1, watcher=restart, pruner="median")
+    result = tune(
+        objective, method="separable", lr=range(1, 13), storage=server.url, workers=1, watcher=restart, pruner="median"
+    )
     assert away.exists()
     assert len(result.trials) == 12
     assert not result.failed
@@ -468,13 +557,13 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
         StorageError, match=r"which does not answer: .*The result of lr=3 seed=0 could not be kept: 3\."
     ):
         tune(
-            objective, lr=range(1, 9), storage=server.url, name="away", watcher=lambda now: done.append(now.done),
-            lease=1e9,
+            objective, method="separable", lr=range(1, 9), storage=server.url, name="away",
+            watcher=lambda now: done.append(now.done), lease=1e9,
         )  # fmt: skip
     assert storages.PATIENCE / 2 < clock.now - 1000 <= storages.PATIENCE
     assert done[-1] == 2
     server.start()
-    result = tune(lr_only, lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
+    result = tune(lr_only, method="separable", lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
     assert len(result.trials) == 8
 
 
@@ -490,6 +579,6 @@ def test_optunas_own_trial_while_the_database_is_away(server: Server) -> None:
         trial.optuna.suggest_float(f"x{len(calls)}", 0, 1)
         return lr_only(trial)
 
-    result = tune(objective, lr=[1, 2, 3], storage=server.url, name="away", retries=0)
+    result = tune(objective, method="separable", lr=[1, 2, 3], storage=server.url, name="away", retries=0)
     assert len(result.trials) == 3
     assert not result.failed

@@ -7,7 +7,7 @@ from objectives import Gated
 from servers import two_ray_nodes
 
 from avagrad.tune import tune
-from avagrad.tune.tuner import Progress
+from avagrad.tune.result import Progress
 
 pytestmark = pytest.mark.slow
 

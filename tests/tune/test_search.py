@@ -339,7 +339,7 @@ def test_an_axis_goes_on_as_it_is_spaced() -> None:
     assert eps.extended(100.0).values[-3:] == (100, 200, 1000)
     assert eps.extended(0.1) == eps
     assert axis(1.0, "lr").extended(1.0).values == (1.0,)  # type: ignore[union-attr]
-    assert axis([1e300, 1e305], "lr").extended(1e305).values == (1e300, 1e305)  # type: ignore[union-attr]
+    assert axis([1e290, 1e300], "lr").extended(1e300).values == (1e290, 1e300)  # type: ignore[union-attr]
 
 
 def test_a_ridge_makes_the_search_walk() -> None:

@@ -34,7 +34,7 @@ def test_a_flat_ridge() -> None:
     assert found.best == found.pick == Cell(1, 1e-5)
     assert found.best_loss == found.pick_loss == known[found.best].loss
     assert (found.regret, found.trials, found.rings, found.confirmed, found.cells) == (0.0, 47, 1, True, 441)
-    assert found.told() == (
+    assert found.summary() == (
         "The best lr does not move over eps from 1e-08 to 100 (slope 0.00; 0.00 at large eps). It is the overall best"
         " at 100 % of the eps and stays within one step of it from 1e-08 to 100. Two lines and a ring find lr 1, eps"
         " 1e-05 in 47 trials instead of 441, the best of the grid."
@@ -53,7 +53,7 @@ def test_a_ridge_of_slope_one() -> None:
     assert found.best == found.pick == Cell(100, 100)  # it walks there, and pays for that
     assert found.rings == 7
     assert found.trials > 9 + 8 + 6
-    assert "Two lines and 7 rings find lr 100, eps 100" in found.told()
+    assert "Two lines and 7 rings find lr 100, eps 100" in found.summary()
 
 
 def test_a_ridge_of_slope_one_on_the_papers_axes() -> None:
@@ -71,7 +71,7 @@ def test_regret_where_the_search_is_content_too_early() -> None:
     assert found.pick == Cell(0.001, 0.001)
     assert (found.best_loss, found.pick_loss, found.regret) == (0, 0.25, 0.25)
     assert found.confirmed is True
-    assert found.told().endswith("in 21 trials instead of 81, 0.25 worse than the best of the grid.")
+    assert found.summary().endswith("in 21 trials instead of 81, 0.25 worse than the best of the grid.")
 
 
 def test_an_elbow_is_flat_at_small_eps_and_steep_at_large_eps() -> None:
@@ -149,7 +149,7 @@ def test_the_measures_against_brute_force(losses: list[float]) -> None:
         assert (found.regret, found.pick_loss) == (None, math.inf)
     else:
         assert found.regret == known[found.pick].loss - lowest
-    assert found.told().count(". ") == 2
+    assert found.summary().count(". ") == 2
 
 
 def test_a_row_that_diverged_everywhere() -> None:
@@ -158,17 +158,19 @@ def test_a_row_that_diverged_everywhere() -> None:
     assert found.ridge[-1] == (1e4, None)
     assert found.stays == (1e-4, 1000)
     assert found.share == pytest.approx(8 / 9)
-    assert "over eps from 0.0001 to 1000 (slope 0.00; 0.00 at large eps; no lr works at 1 of the eps)" in found.told()
+    assert (
+        "over eps from 0.0001 to 1000 (slope 0.00; 0.00 at large eps; no lr works at 1 of the eps)" in found.summary()
+    )
     # A search that begins on that row ends there.
     lost = separability(EVEN, known, start=EVEN.start(start_eps=1e4))
     assert (lost.pick, lost.pick_loss, lost.regret, lost.confirmed, lost.trials) == (None, math.inf, None, None, 9)
-    assert lost.told().endswith("The first line, of 9 trials, finds nothing: each of them diverged or failed.")
+    assert lost.summary().endswith("The first line, of 9 trials, finds nothing: each of them diverged or failed.")
 
 
 def test_where_everything_diverged() -> None:
     found = separability(EVEN, dict.fromkeys(EVEN.cells(), Score(math.inf)), start=EVEN.start())
     assert (found.moves, found.slope, found.slope_at_large_eps, found.share) == (0, None, None, 0.0)
-    assert found.told() == "All 81 cells of the grid diverged or failed, so nothing can be said of lr and eps."
+    assert found.summary() == "All 81 cells of the grid diverged or failed, so nothing can be said of lr and eps."
 
 
 def test_as_good_as_the_best() -> None:
@@ -177,8 +179,8 @@ def test_as_good_as_the_best() -> None:
     known = dict.fromkeys(space.cells(), Score(1.0)) | {Cell(1, 1): Score(0.5), Cell(2, 2): Score(0.5)}
     found = separability(space, known, start=Cell(1, 2))
     assert (found.best, found.pick, found.regret) == (Cell(1, 1), Cell(2, 2), 0.0)
-    assert found.told().endswith("in 4 trials instead of 4, as good as the best of the grid.")
-    assert "moves by 1 step over" in found.told()
+    assert found.summary().endswith("in 4 trials instead of 4, as good as the best of the grid.")
+    assert "moves by 1 step over" in found.summary()
 
 
 def test_what_it_refuses() -> None:

@@ -29,10 +29,10 @@ from waiting import Clock, are_dead, process_state, until
 from avagrad.tune import Diverged, Trial, leases, tune
 from avagrad.tune.leases import Watch, holder
 from avagrad.tune.records import Record
+from avagrad.tune.result import Progress, Result, Verdict
 from avagrad.tune.separability import Separability
 from avagrad.tune.space import Cell, Point
 from avagrad.tune.study import Study
-from avagrad.tune.tuner import Progress, Result, Verdict
 from avagrad.tune.workers import device_slots
 
 LR, EPS = "1e-3:1e3:7", "1e-4:1:5"
@@ -66,14 +66,16 @@ def storage(request: pytest.FixtureRequest, tmp_path: Path) -> str:
 
 @pytest.mark.slow
 def test_here_and_in_processes_it_is_the_same(tmp_path: Path) -> None:
-    here = tune(bowl, lr=LR, eps=EPS, storage=tmp_path / "here.journal")
+    here = tune(bowl, method="separable", lr=LR, eps=EPS, storage=tmp_path / "here.journal")
     assert here.best is not None
     assert (here.best.lr, here.best.eps, here.best.value) == (1, 0.01, 0)
     assert isinstance(here.separability, Verdict)
     assert here.separability.confirmed
     assert not here.failed
     seen: list[Progress] = []
-    there = tune(bowl, lr=LR, eps=EPS, storage=tmp_path / "there.journal", workers=2, watcher=seen.append)
+    there = tune(
+        bowl, method="separable", lr=LR, eps=EPS, storage=tmp_path / "there.journal", workers=2, watcher=seen.append
+    )
     assert {record.point: record.value for record in there.trials} == {
         record.point: record.value for record in here.trials
     }
@@ -100,17 +102,47 @@ def test_a_finished_point_is_never_run_again(tmp_path: Path) -> None:
     grid = tune(objective, lr=LR, eps=EPS, method="grid", storage=tmp_path / "a.journal")
     assert len(calls) == len(set(calls)) == len(grid.trials) == 35
     assert isinstance(grid.separability, Separability)
-    cross = tune(objective, lr=LR, eps=EPS, method="cross", storage=tmp_path / "a.journal")
+    whole = tune(objective, lr=LR, eps=EPS, method="separable", storage=tmp_path / "a.journal")
     assert len(calls) == 35
-    assert len(cross.trials) < 35
-    assert cross.best == grid.best == first.best
+    assert len(first.trials) < len(whole.trials) < 35
+    assert whole.best == grid.best == first.best
 
 
-def test_cross(tmp_path: Path) -> None:
-    result = tune(bowl, lr=LR, eps=EPS, method="cross", start_lr=10, start_eps=1, storage=tmp_path / "a.journal")
-    assert result.best is not None
-    assert (result.best.lr, result.best.eps) == (1, 0.01)
-    assert {cell.eps for cell in (record.point.cell for record in result.trials)} == {1e-4, 1e-3, 0.01, 0.1, 1}
+def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        return abs(math.log10(trial.lr) - 3)
+
+    found = tune(objective, lr="0.01:10:4", storage=tmp_path / "a.journal")
+    assert found.best is not None
+    assert (found.best.lr, found.extended, found.at_ends) == (1000, ("lr to 100000",), ())
+    assert "so the search went on: lr to 100000." in found.summary()
+    again = tune(objective, lr="0.01:10:4", storage=tmp_path / "a.journal")
+    assert again == found
+    assert again.new == 0
+    kept = tune(objective, lr="0.01:10:4", extend=False, storage=tmp_path / "b.journal")
+    assert kept.best is not None
+    assert (kept.best.lr, kept.extended, kept.at_ends) == (10, (), ("lr",))
+
+
+def test_coarse_values_are_run_with_one_seed(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        return (math.log10(trial.lr) - 1) ** 2 + trial.seed / 10
+
+    found = tune(objective, lr="1e-3:1e3:7", seeds=[4, 5], storage=tmp_path / "a.journal")
+    assert found.best is not None
+    assert (found.best.lr, found.best.values) == (10, (0.4, 0.5))
+    runs = sorted((record.lr, record.seed) for record in found.trials)
+    assert runs == [(0.01, 4), *((lr, seed) for lr in (0.1, 1, 10, 100) for seed in (4, 5))]
+
+
+def test_the_usual_axes_of_an_optimizer(tmp_path: Path) -> None:
+    found = tune(bowl, optimizer="avastep", storage=tmp_path / "a.journal")
+    assert found.best is not None
+    assert len(found.trials) <= 16 + 2 * bool(found.extended)
+    with pytest.raises(ValueError, match="optimizer is 'lion', but must be one of avastep,"):
+        tune(bowl, optimizer="lion", storage=tmp_path / "b.journal")
 
 
 def test_maximize_and_many_seeds(tmp_path: Path) -> None:
@@ -120,14 +152,23 @@ def test_maximize_and_many_seeds(tmp_path: Path) -> None:
             return -math.inf if trial.seed == 9 else 99.0
         return trial.lr + trial.seed
 
-    result = tune(objective, lr=[1, 2, 3, 4], seeds=[5, 9, -3], direction="maximize", storage=tmp_path / "a.journal")
+    result = tune(
+        objective,
+        method="separable",
+        lr=[1, 2, 3, 4],
+        seeds=[5, 9, -3],
+        direction="maximize",
+        storage=tmp_path / "a.journal",
+    )
     assert result.best is not None
     assert result.best.lr == 3
     assert sorted(result.best.values) == [0, 8, 12]
     assert result.best.value == pytest.approx(20 / 3)
     assert len(result.trials) == 12
     assert [record.value for record in result.trials if record.diverged] == [-math.inf]
-    more = tune(objective, lr=[1, 2], seeds=30, direction="maximize", storage=tmp_path / "a.journal")
+    more = tune(
+        objective, method="separable", lr=[1, 2], seeds=30, direction="maximize", storage=tmp_path / "a.journal"
+    )
     assert len(more.trials) == 60
 
 
@@ -138,14 +179,14 @@ def test_a_wider_axis_keeps_what_is_known(tmp_path: Path) -> None:
         calls.append(trial.lr)
         return lr_only(trial)
 
-    narrow = tune(objective, lr=[2, 3], storage=tmp_path / "a.journal")
+    narrow = tune(objective, method="separable", lr=[2, 3], storage=tmp_path / "a.journal")
     assert narrow.at_ends == ()
-    wide = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    wide = tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal")
     assert calls == [2, 3, 1]
     assert wide.best is not None
     assert wide.best.lr == 1
     assert wide.at_ends == ("lr",)
-    assert len(tune(objective, lr=[2, 3], storage=tmp_path / "a.journal").trials) == 2
+    assert len(tune(objective, method="separable", lr=[2, 3], storage=tmp_path / "a.journal").trials) == 2
 
 
 # --- what an objective may do ---
@@ -162,7 +203,7 @@ def test_reports_and_notes(tmp_path: Path) -> None:
             trial.report(6, math.inf)
         return torch.tensor([trial.lr]) if trial.lr < 3 else torch.tensor(math.nan)
 
-    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    result = tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal")
     one, two, three = sorted(result.trials, key=lambda record: record.lr or 0)
     assert (one.value, one.facts["test"], one.facts["shape"], one.diverged_at) == (1.0, 0.5, [1, 2], None)
     assert math.isnan(one.facts["nothing"])
@@ -186,7 +227,7 @@ def test_optunas_own_trial(storage: str) -> None:
         trial.note(width=width, depth=depth)
         return trial.lr * float(width)
 
-    result = tune(objective, lr=[1, 2, 3], storage=storage, name="suggestions")
+    result = tune(objective, method="separable", lr=[1, 2, 3], storage=storage, name="suggestions")
     assert all(record.value == record.lr * record.facts["width"] for record in result.trials if record.lr)
     study = Study(storage, "suggestions", create=False)
     assert all(trial.params["width"] == trial.user_attrs["mine"] for trial in study.trials())
@@ -206,7 +247,7 @@ def test_pruning(pruner: Any, storage: str) -> None:
             trial.report(step, trial.lr if trial.lr <= 6 else 100 + trial.lr)
         return trial.lr if trial.lr <= 6 else -1.0
 
-    result = tune(objective, lr=range(1, 21), storage=storage, name=pruner, pruner=pruner)
+    result = tune(objective, method="separable", lr=range(1, 21), storage=storage, name=pruner, pruner=pruner)
     pruned = [record for record in result.trials if record.pruned]
     assert len(pruned) >= 5
     assert all(steps[record.lr] < 8 for record in pruned)
@@ -224,7 +265,7 @@ def test_a_pruned_point_is_never_picked_over_a_complete_one(tmp_path: Path) -> N
             raise optuna.TrialPruned
         return 5.0
 
-    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal")
+    result = tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal")
     assert result.best is not None
     assert (result.best.lr, result.best.value) == (1, 5)
     assert [record.pruned for record in sorted(result.trials, key=lambda record: record.lr or 0)] == [False, True, True]
@@ -239,15 +280,15 @@ def test_a_point_that_fails_now_and_then_is_tried_again(tmp_path: Path) -> None:
             raise RuntimeError("not now")
         return lr_only(trial)
 
-    result = tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=2)
+    result = tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=2)
     assert calls == {1: 1, 2: 3, 3: 3}
     assert list(result.failed) == ["lr=2 seed=0"]
     assert "objective raised RuntimeError: not now (" in result.failed["lr=2 seed=0"]
     assert result.best is not None
     assert result.best.lr == 1
-    assert "Without a result: lr=2 seed=0 (objective raised RuntimeError" in result.told()
+    assert "Without a result: lr=2 seed=0 (objective raised RuntimeError" in result.summary()
     # A new call forgives, and asks again.
-    tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=0)
+    tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal", retries=0)
     assert calls == {1: 1, 2: 4, 3: 3}
 
 
@@ -279,7 +320,9 @@ def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         if (progress.done, progress.held) == (29, 1):  # the last one waits for that
             objective.gate.touch()
 
-    result = tune(objective, lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=watcher)
+    result = tune(
+        objective, method="separable", lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=watcher
+    )
     assert any(progress.held and progress.seconds_left is not None for progress in seen)
     assert {record.facts["cuda"] for record in result.trials} == {"3", "GPU-abc"}
     assert {record.facts["folder"] for record in result.trials} == {here}
@@ -341,9 +384,9 @@ def test_where_there_is_no_linux(tmp_path: Path) -> None:
         from avagrad.tune import tune
         from avagrad.tune.workers import WorkerError
         objective = lambda trial: trial.lr
-        print(tune(objective, lr=[1, 2], storage=sys.argv[1]).best)
+        print(tune(objective, lr=[1, 2], extend=False, storage=sys.argv[1]).best)
         try:
-            tune(objective, lr=[1, 2, 3], storage=sys.argv[1], workers=1)
+            tune(objective, lr=[1, 2, 3], method="grid", storage=sys.argv[1], workers=1)
         except WorkerError as error:
             print(error)
     """
@@ -366,7 +409,7 @@ def start(folder: Path, storage: Path) -> "subprocess.Popen[str]":
     folder.mkdir()
     code = (
         "import sys; from objectives import Waits; from avagrad.tune import tune\n"
-        "tune(Waits(sys.argv[1]), lr=[1, 2, 3, 4], storage=sys.argv[2], name='waits', workers=1)"
+        "tune(Waits(sys.argv[1]), lr=[1, 2, 3, 4], method='grid', storage=sys.argv[2], name='waits', workers=1)"
     )
     return subprocess.Popen(
         [sys.executable, "-c", code, folder, storage], stderr=subprocess.PIPE, text=True, env=ENVIRONMENT
@@ -404,7 +447,7 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
         assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
         study = Study(journal, "waits", create=False)
         assert all(Watch().has_run_out(trial, lease) for trial, (_, lease) in study.look().held.items())  # at once
-        result = tune(lr_only, lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
+        result = tune(lr_only, method="separable", lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
         assert len(result.trials) == 4
 
 
@@ -422,8 +465,8 @@ def test_stopped_in_this_process(tmp_path: Path) -> None:
     for seed in (0, 1):
         calls.clear()
         with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; the same command"):
-            tune(objective, lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
-        result = tune(objective, lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
+            tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
+        result = tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
         assert sorted(calls, key=str) == [1, 2, 2, 3]
         assert len(result.trials) == 3
     assert signal.getsignal(signal.SIGTERM) == before
@@ -444,7 +487,7 @@ def test_stopped_while_a_result_is_written(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(KeyboardInterrupt):
             workers.work_on_one(study, lr_only, "me", lease=0.2)
     until(lambda: threading.active_count() == threads)
-    result = tune(lr_only, lr=[1], storage=tmp_path / "a.journal", name="a", about={}, lease=0.2)
+    result = tune(lr_only, method="separable", lr=[1], storage=tmp_path / "a.journal", name="a", about={}, lease=0.2)
     assert len(result.trials) == 1
 
 
@@ -453,7 +496,7 @@ def test_stopped_while_a_result_is_written(tmp_path: Path, monkeypatch: pytest.M
 
 def drive(storage: str, folder: Path, name: str, at: Any) -> None:
     at.wait()
-    result = tune(Counted(folder, 0.02), lr=range(1, 17), storage=storage, name=name)
+    result = tune(Counted(folder, 0.02), method="separable", lr=range(1, 17), storage=storage, name=name)
     assert len(result.trials) == 16
     Path(folder, f"done {os.getpid()}").touch()
 
@@ -488,9 +531,9 @@ def hold(storage: str, machine: str, into: Any) -> None:
     held.renew()
     writes, renew = threading.Lock(), held.renew
 
-    def renew_alone() -> bool:
+    def renew_alone(every: float = 0.0) -> bool:
         with writes:
-            return renew()
+            return renew(every)
 
     held.renew = renew_alone  # type: ignore[method-assign]
     held.keep(1.0)
@@ -517,7 +560,7 @@ def test_the_point_of_a_stopped_worker_is_taken_back_and_its_late_result_dropped
     assert pid is not None
     assert until(lambda: process_state(pid) if process_state(pid) in "TZX" else None) == "T"
     try:
-        result = tune(lr_only, lr=[1, 2], storage=storage, name="held", about={}, lease=1.0)
+        result = tune(lr_only, method="separable", lr=[1, 2], storage=storage, name="held", about={}, lease=1.0)
     finally:
         os.kill(pid, signal.SIGCONT)
     assert into.get() is False
@@ -586,7 +629,7 @@ def test_other_results_put_in_meanwhile(tmp_path: Path) -> None:
     assert study.add([Record(1.0, None, value=7.0), Record(3.0, None, value=math.inf, diverged_at=2)]) == 2
     assert held.finish(5.0)
     assert study.add([Record(1.0, None, value=8.0)]) == 0
-    result = tune(lr_only, lr=[1, 2, 3], storage=tmp_path / "a.journal", name="a", about={})
+    result = tune(lr_only, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal", name="a", about={})
     assert {record.lr: record.value for record in result.trials} == {1.0: 5.0, 2.0: 2.0, 3.0: math.inf}
 
 
@@ -648,7 +691,7 @@ def test_four_processes_at_random(storage: str) -> None:
     assert [process.exitcode for process in processes] == [0] * 4
     finished = {key: count for (key, state), count in states(storage, "mess").items() if state == "COMPLETE"}
     assert set(finished.values()) == {1}
-    result = tune(lr_only, lr=range(1, 13), storage=storage, name="mess", about={}, lease=0.2)
+    result = tune(lr_only, method="separable", lr=range(1, 13), storage=storage, name="mess", about={}, lease=0.2)
     assert len(result.trials) == 12
     found = states(storage, "mess")
     assert {key: count for (key, state), count in found.items() if state == "COMPLETE"} == dict.fromkeys(
@@ -662,7 +705,7 @@ def test_optunas_dashboard_opens_it(tmp_path: Path) -> None:
         trial.report(1, 1.0)
         return math.inf if trial.lr == 3 else lr_only(trial)
 
-    tune(objective, lr=[1, 2, 3], storage=tmp_path / "a.journal", name="shown")
+    tune(objective, method="separable", lr=[1, 2, 3], storage=tmp_path / "a.journal", name="shown")
     # A port that is free, and is told when it is open.
     code = (
         "import sys; from wsgiref.simple_server import make_server; from optuna_dashboard import wsgi\n"
@@ -692,8 +735,8 @@ def test_optunas_dashboard_opens_it(tmp_path: Path) -> None:
 
 
 def test_no_result_is_a_result_too(tmp_path: Path) -> None:
-    result = tune(lambda trial: math.nan, lr=[1, 2], storage=tmp_path / "a.journal")
+    result = tune(lambda trial: math.nan, method="separable", lr=[1, 2], storage=tmp_path / "a.journal")
     assert isinstance(result, Result)
     assert result.best is None
-    assert result.told() == "No point has given a finite value: every point of the line over lr diverged or failed."
+    assert result.summary() == "No point has given a finite value: every point of the line over lr diverged or failed."
     assert [record.value for record in result.trials] == [math.inf] * 2

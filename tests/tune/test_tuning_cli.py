@@ -62,11 +62,11 @@ SEARCH = ("tune", "mine:objective", "--lr", "1e-3:1e3:7", "--eps", "1e-4:1:5", "
 @pytest.mark.slow
 def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
-    assert told.startswith("Best: lr 1, eps 0.01, with 0, after 15 trials. No neighbour of lr 1, eps 0.01 is better")
+    assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 is better")
     again = avagrad(*SEARCH, cwd=project)
-    assert again == told.replace("after 15 trials.", "after 15 trials (15 were there already).")
+    assert again == told.replace("after 10 trials.", "after 10 trials (10 were there already).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)
-    assert "after 35 trials (15 were there already)." in whole
+    assert "after 35 trials (10 were there already)." in whole
     assert "The best lr does not move over eps" in whole
     shown = avagrad("study", "show", "a/mine.journal", cwd=project)
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
@@ -75,19 +75,31 @@ def test_an_objective_in_a_module_here(project: Path) -> None:
 @pytest.mark.slow
 def test_records_go_out_and_come_in(project: Path) -> None:
     avagrad(*SEARCH, cwd=project)
-    assert "15 records" in avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
+    assert "10 records" in avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
     lines = [json.loads(line) for line in (project / "out.jsonl").read_text().splitlines()]
     assert {line["lr"]: line["square"] for line in lines}[10.0] == 100.0
-    new = "15 of 15 records are new in the study 'imported' in out.journal\n"
+    new = "10 of 10 records are new in the study 'imported' in out.journal\n"
     assert avagrad("study", "import", "out.jsonl", cwd=project) == new
-    assert avagrad("study", "import", "out.jsonl", cwd=project).startswith("0 of 15 records are new")
+    assert avagrad("study", "import", "out.jsonl", cwd=project).startswith("0 of 10 records are new")
     avagrad("study", "export", "out.journal", "again.jsonl", cwd=project)
     assert (project / "again.jsonl").read_text() == (project / "out.jsonl").read_text()
 
 
+def test_an_export_replaces_records_alone(project: Path) -> None:
+    avagrad(*SEARCH, cwd=project)
+    journal = project / "a" / "mine.journal"
+    before = journal.read_bytes()
+    done = command("-m", "avagrad", "study", "export", "a/mine.journal", "a/mine.journal", cwd=project)
+    assert done.returncode == 2
+    assert "file is 'a/mine.journal', which holds something else than records: name another." in done.stderr
+    assert journal.read_bytes() == before
+    for _ in range(2):  # records may be replaced
+        avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
+
+
 def test_a_dry_run_runs_nothing(project: Path) -> None:
     told = avagrad(*SEARCH, "--dry-run", "--seeds", "2", cwd=project)
-    assert told.endswith("at most 34 trials if the first ring confirms, of 70; first the line over lr at eps 0.1\n")
+    assert told.endswith("at most 22 trials if no neighbour is better, of 70; first the line over lr at eps 0.1\n")
     told = avagrad("sweep", "digits", "--method", "grid", "--dry-run", cwd=project)
     assert "grid: at most 441 trials" in told
     assert not (project / "a").exists()
@@ -102,7 +114,7 @@ WRONG = {
     "tune mine:objective": "lr and eps are None, but at least one of them must be an axis",
     "tune mine:objective --lr 3:1:5": "must have its low end",
     "tune mine:objective --lr -1,2": "lr has the value -1.0, but a value must be finite and above 0",
-    "tune mine:objective --lr 1,2 --method best": "method is 'best', but must be one of separable, cross, grid",
+    "tune mine:objective --lr 1,2 --method best": "method is 'best', but must be one of lines, separable, grid",
     "tune mine:objective --lr 1,2 --direction up": "direction is 'up', but must be one of minimize, maximize",
     "tune mine:wrong --lr 1,2": "objective returned None, but must be a number",
     "sweep digitz": "digitz",
@@ -178,6 +190,7 @@ def test_a_sweep_by_an_ensemble_is_the_sweep_by_runs(tmp_path: Path) -> None:
 def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
     (project / "slow.py").write_text(SLOW)
     typed = [sys.executable, "-m", "avagrad", "tune", "slow:objective", "--lr", "1,2,3,4", "--storage", "s.journal"]
+    typed += ["--method", "separable"]
     run = subprocess.Popen(typed, cwd=project, stderr=subprocess.PIPE, text=True)
     until(lambda: (project / "at the third").exists() or run.poll() is not None)
     run.send_signal(signal.SIGINT)

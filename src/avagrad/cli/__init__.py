@@ -10,8 +10,8 @@ from typer.core import TyperGroup
 from avagrad import __version__
 from avagrad.cli import demo, lab, report, tuning
 from avagrad.stopping import Stopped
+from avagrad.tune.loop import TuningError
 from avagrad.tune.storage import StorageError
-from avagrad.tune.tuner import TuningError
 from avagrad.tune.workers import WorkerError
 
 __all__ = ["app", "main"]

@@ -31,7 +31,7 @@ def report(
 
     if dry_run:
         found = collect(folder)
-        typer.echo(f"{folder} holds {found.told()}")
+        typer.echo(f"{folder} holds {found.summary()}")
         for problem in found.problems:
             typer.echo(f"cannot be read: {problem}")
         return

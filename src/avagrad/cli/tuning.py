@@ -17,13 +17,14 @@ from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
 from avagrad.progress import Bar
 from avagrad.tune.records import read_records, write_records
+from avagrad.tune.result import Progress, Result
 from avagrad.tune.search import plan, scores
 from avagrad.tune.separability import separability
-from avagrad.tune.space import Axis, Space, axis
+from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described, open_storage
 from avagrad.tune.study import GIVEN_BACK, Study
 from avagrad.tune.trial import Objective
-from avagrad.tune.tuner import Progress, Result, tune
+from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
 
@@ -34,6 +35,7 @@ app.add_typer(study_app, name="study")
 _TUNE = [
     Option("lr", str, "1e-4:1e3:15, paper, or 0.1,1,10"),
     Option("eps", str, "1e-8:1e2:11, paper, or 0.1,1,10"),
+    Option("optimizer", str, f"gives the usual axes, if none is given: {', '.join(USUAL_AXES)}"),
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
 ]
@@ -61,10 +63,11 @@ def tune_command(
     the work.
     """
     function = _imported(objective)
-    lr, eps = (axis(given.pop(name), name) for name in ("lr", "eps"))
+    lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given.pop("optimizer"))
     if given.pop("dry_run"):
         _show_plan(lr, eps, given)
         return
+    given["extend"] = not given.pop("no_extend")
     with _SearchBar() as bar:
         result = tune(function, lr=lr, eps=eps, watcher=bar, **given)
     _show_result(result)
@@ -86,6 +89,7 @@ def sweep_command(
     config = config_from(task, given | first)
     names = given.keys() & {*SEARCH_OPTIONS, "engine", "members_at_once"}
     search = {name: given[name] for name in names} | {"folder": given["out"]}
+    search["extend"] = not search.pop("no_extend")
     # The points of an ensemble are all finished at its end: there the bar counts steps.
     bar = RunBar() if given["engine"] == "ensemble" else _SearchBar()
     search["callback" if isinstance(bar, RunBar) else "watcher"] = bar
@@ -134,6 +138,11 @@ def export_records(
     name: _Name = None,
 ) -> None:
     """Write the records of a study to a file of JSON lines."""
+    if file.exists():
+        try:
+            read_records(file)
+        except ValueError:
+            raise ValueError(f"file is {str(file)!r}, which holds something else than records: name another.") from None
     with closing(_opened(storage, name)) as study:
         records = study.look().records
     write_records(file, records)
@@ -165,7 +174,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
     if known:
         space = space_of(seen.records)
         if len(space) == len(known) and min(space.shape) > 1:
-            typer.echo(separability(space, known, start=space.start()).told())
+            typer.echo(separability(space, known, start=space.start()).summary())
 
 
 def _opened(storage: str, name: str | None) -> Study:
@@ -185,13 +194,13 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
         if line is not None:
             typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
     count = first.at_most * search["seeds"]
-    rest = "" if search["method"] == "grid" else f" if the first ring confirms, of {len(space) * search['seeds']}"
+    rest = "" if search["method"] == "grid" else f" if no neighbour is better, of {len(space) * search['seeds']}"
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")
 
 
 def _show_result(result: Result) -> None:
     """Print what a search has found; the exit code is 1 if that is nothing, or a point has failed."""
-    typer.echo(result.told())
+    typer.echo(result.summary())
     if result.failed or result.best is None:
         raise typer.Exit(1)
 
@@ -204,4 +213,4 @@ class _SearchBar(Bar):
     def __call__(self, progress: Progress) -> None:
         best = "" if progress.at is None else f"best {progress.best:.4g} at {progress.at}"
         self.at(f"{progress.stage}: {progress.done} of {progress.total}", progress.done, progress.total, best)
-        self.line(progress.told())
+        self.line(progress.summary())

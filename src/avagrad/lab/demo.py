@@ -71,7 +71,7 @@ class Search(Job):
     def run(self, out: Path, on_progress: OnProgress) -> None:
         """Search, and note in ``result.json`` what was found: a study by itself does not say that it is finished."""
         from avagrad.lab.sweep import sweep
-        from avagrad.tune.tuner import Progress
+        from avagrad.tune.result import Progress
 
         lr, eps = axis(self.lr, "lr"), axis(self.eps, "eps")
 
@@ -81,7 +81,7 @@ class Search(Job):
         found = sweep(self.config, lr=lr, eps=eps, folder=out, engine="ensemble", watcher=watch)
         if found.failed:
             raise RuntimeError("; ".join(f"{key}: {why}" for key, why in found.failed.items()))
-        RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "told": found.told()})
+        RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "summary": found.summary()})
 
 
 @dataclass(frozen=True, kw_only=True)

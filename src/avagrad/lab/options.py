@@ -63,18 +63,19 @@ _TABLE = [
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 
-# The names are those of the arguments of avagrad.tune.tune.
+# The names are those of the arguments of avagrad.tune.tune, but for no_extend.
 _SEARCH_TABLE = [
-    Option("method", str, "one of separable, cross, grid", default="separable"),
+    Option("method", str, "one of lines, separable, grid", default="lines"),
     Option("direction", str, "one of minimize, maximize", default="minimize"),
     Option("storage", str, "a file, or a database's URL; in runs/ by default"),
     Option("workers", int, "processes; 0 is this one", default=0),
     Option("seeds", int, "how many seeds each point is run with", default=1),
-    Option("start_lr", float, "where cross draws its line over eps"),
+    Option("start_lr", float, "from which value the coarse ones are counted"),
     Option("start_eps", float, "where the first line over lr is drawn"),
     Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
     Option("retries", int, "how often a failed point is run again", default=2),
     Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),
+    Option("no_extend", bool, "do not go on beyond the end of an axis where the best point is"),
     Option("pruner", str, "one of median, halving"),
     Option("slots_per_gpu", int, "how many workers share a GPU", default=1),
     Option("ray", str, "the address of a Ray cluster to work on"),

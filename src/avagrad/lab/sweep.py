@@ -11,7 +11,7 @@ from avagrad.lab.methods import method
 from avagrad.lab.run import Callback
 from avagrad.lab.train import train
 from avagrad.tune.records import Record
-from avagrad.tune.space import Axis, Point
+from avagrad.tune.space import USUAL_AXES, Axis, Point
 
 __all__ = ["ENGINES", "TaskObjective", "comparable", "default_axes", "sweep"]
 
@@ -84,7 +84,8 @@ def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
     {'lr': '1e-4:1:9', 'eps': '1e-8:100:11'}
     """
     if optimizer in ("avastep", "rms-adam"):
-        return {"lr": "1e-4:1:9", "eps": "1e-8:100:11"}
+        lr, eps = USUAL_AXES["avastep"]
+        return {"lr": lr, "eps": eps}
     grid = "paper-chars" if task == "chars" else "paper"
     return {"lr": grid, "eps": grid if method(optimizer).has_eps else None}
 

@@ -22,7 +22,7 @@ from avagrad.report.curves import (
 )
 from avagrad.report.figures import LOOKS, label
 
-__all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_step_bars", "draw_step_sizes"]
+__all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_race", "draw_step_bars", "draw_step_sizes"]
 
 # Okabe and Ito's, without yellow and black, which do not show on white and on black. Colours and styles have no common
 # period, so that neighbours differ in both and no two of 30 lines are the same.
@@ -148,6 +148,29 @@ def draw_step_sizes(eps: Sequence[float], sizes: Mapping[str, Sequence[float]], 
         axes.plot(eps, values, **_style(place))
     _dress(axes, ink, x="eps", y="RMS of a step / lr", log_x=True, log_y=True)
     _legend(figure, [(_style(place), name) for place, name in enumerate(sizes)], ink)
+    return figure
+
+
+def draw_race(
+    trials: Sequence[int], maps: Mapping[str, Mapping[str, Sequence[float | None]]], *, look: str = "light"
+) -> Figure:
+    """Draw for each map the median regret of each search against the trials spent.
+
+    >>> len(draw_race((8, 16), {"digits": {"random": (0.5, None), "ours": (0.1, 0.0)}}).axes)
+    1
+    """
+    ink = LOOKS[look]
+    figure = _figure(3.6 * len(maps), 3.6, "", ink)
+    names = list(dict.fromkeys(name for searches in maps.values() for name in searches))
+    styles = {name: {**_style(place), "marker": "o", "ms": 4} for place, name in enumerate(names)}
+    for axes, (title, searches) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
+        for name, regrets in searches.items():
+            known = [(n, regret) for n, regret in zip(trials, regrets, strict=True) if regret is not None]
+            axes.plot(*zip(*known, strict=True), **styles[name])
+        _dress(axes, ink, x="trials", y="regret")
+        axes.set_title(title, color=ink["ink"], fontsize=10)
+        axes.set_ylim(bottom=0)
+    _legend(figure, [(style, name) for name, style in styles.items()], ink)
     return figure
 
 

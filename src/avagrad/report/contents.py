@@ -126,7 +126,9 @@ def _heat_maps(sweeps: Sequence[Sweep]) -> Iterator[Picture]:
             continue
         first = group[0]
         scale = shades(maps, direction=first.direction)
-        panels = tuple(Panel(each.told(), _draw([each], scale, first), each.hover(0, first.measure)) for each in maps)
+        panels = tuple(
+            Panel(each.summary(), _draw([each], scale, first), each.hover(0, first.measure)) for each in maps
+        )
         # After the folder in which they lie, so that it is the same when there are others beside it.
         folder = re.sub(r"[^a-z0-9]+", "-", PurePosixPath(first.place).parent.name.lower()).strip("-")
         name = f"heat-maps-{folder}" if folder and f"heat-maps-{folder}" not in names else f"heat-maps-{number}"

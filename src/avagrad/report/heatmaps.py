@@ -54,14 +54,14 @@ class HeatMap:
     def _run(self) -> int:
         return sum(value is not None for row in self.values for value in row)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return what the map says in a few sentences.
 
-        >>> HeatMap("Adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).told()
+        >>> HeatMap("Adam", (0.1, 1.0), (1e-8,), ((0.5,), (None,)), (0,), (0, 0), (), None).summary()
         'Adam: 1 of 2 cells was run. The best is lr 0.1, eps 1e-08: 0.5.'
         """
         if self.separability is not None:
-            return f"{self.title}: {self.separability.told()}{self._ties()}"
+            return f"{self.title}: {self.separability.summary()}{self._ties()}"
         cells = len(self.lr) * len(self.eps)
         told = f"{self.title}: {self._run} of {cells} cells {'was' if self._run == 1 else 'were'} run."
         if self.best is None:

@@ -134,7 +134,7 @@ class _Page:
     def sections(self) -> Iterable[str]:
         held, content = self.collection, self.content
         yield f"<h1>{_text(held.folder)}</h1>"
-        yield f'<p class="quiet">{_text(held.told())}. avagrad {_text(__version__)}.</p>'
+        yield f'<p class="quiet">{_text(held.summary())}. avagrad {_text(__version__)}.</p>'
         if held.is_empty:
             yield "<p>There is nothing to show here yet: no runs, no records of lr and eps, no measurements.</p>"
         if content.findings:

@@ -196,10 +196,10 @@ class Collection:
         """Whether there is nothing to show."""
         return not (self.runs or self.sweeps or self.synthetics or self.step_times)
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return how much there is of each kind.
 
-        >>> Collection("runs", problems=(Problem("a", "is empty"),)).told()
+        >>> Collection("runs", problems=(Problem("a", "is empty"),)).summary()
         '1 thing that could not be read'
         """
         counts = [

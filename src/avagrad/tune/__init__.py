@@ -9,12 +9,13 @@ from avagrad.stopping import Stopped
 
 # What needs Optuna is imported when it is asked for: axes, records and searches do without.
 if TYPE_CHECKING:
+    from avagrad.tune.result import Result
     from avagrad.tune.trial import Diverged, Trial
-    from avagrad.tune.tuner import Result, tune
+    from avagrad.tune.tuner import tune
 
 __all__ = ["Diverged", "Result", "Stopped", "Trial", "tune"]
 
-_HOMES = {"Diverged": "trial", "Trial": "trial", "Result": "tuner", "tune": "tuner"}
+_HOMES = {"Diverged": "trial", "Trial": "trial", "Result": "result", "tune": "tuner"}
 
 
 def __getattr__(name: str) -> Any:

@@ -12,11 +12,14 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LEASE", "Watch", "holder", "is_dead"]
+__all__ = ["LEASE", "Watch", "holder", "is_dead", "renew_after"]
 
-LEASE = 20.0  # seconds without a sign of life after which a point is taken back; renewed four times in that time
+LEASE = (
+    20.0  # seconds without a sign of life after which a point is taken back; renewed four times in that time, at first
+)
 # A point that has been taken is signed at once; one without a signature was taken by a process that died in between.
 UNSIGNED = 5.0
+_RAREST = 80.0  # seconds between two renewals of a point that is held for long: a journal has a line for each
 _TIMES_IF_ALIVE = 10  # how much longer a lease lasts whose holder is seen to be alive
 
 
@@ -46,6 +49,17 @@ def holder(worker: str) -> dict[str, Any]:
     ('a', False)
     """
     return {"worker": worker, "machine": _machine(), "pid": os.getpid(), "born": _state(os.getpid())[1]}
+
+
+def renew_after(lease: float, age: float) -> float:
+    """Return after how many seconds a point that has been held for so long is renewed next.
+
+    The longer it is held, the more rarely: a run of hours can wait for minutes until it is taken back.
+
+    >>> renew_after(20.0, 0.0), renew_after(20.0, 160.0), renew_after(20.0, 1e6)
+    (5.0, 20.0, 80.0)
+    """
+    return max(lease / 4, min(age / 8, _RAREST))
 
 
 def is_dead(lease: Mapping[str, Any]) -> bool:
@@ -99,7 +113,8 @@ class Watch:
         self.seen[what] = beat, waited, now
         if lease is None:
             return waited > min(self.lease, UNSIGNED)
-        return waited > self.lease * (_TIMES_IF_ALIVE if _is_at_work(lease) else 1)
+        allowed = max(self.lease, 4 * float(lease.get("every", 0.0)))
+        return waited > allowed * (_TIMES_IF_ALIVE if _is_at_work(lease) else 1)
 
     def forget_all_but(self, held: "set[Hashable]") -> None:
         """Forget what is held no longer.

@@ -39,7 +39,7 @@ from typing import Any, NamedTuple
 from avagrad.tune.records import Record, worst
 from avagrad.tune.space import NAMES, Cell, Point, Space
 
-__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores"]
+__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores", "widest"]
 
 METHODS = ("lines", "separable", "grid")
 _EXTENSIONS = 2  # of an axis, at most
@@ -237,24 +237,40 @@ class Replay:
         return len(self.order)
 
 
-def replay(method: str, space: Space, known: Mapping[Cell, Score], *, start: Cell, margin: float = 0.0) -> Replay:
-    """Run a search on what is known already, as if it had to be paid for.
+def replay(
+    method: str,
+    space: Space,
+    known: Mapping[Cell, Score],
+    *,
+    start: Cell,
+    margin: float = 0.0,
+    by_first_seed: Mapping[Cell, Score] | None = None,
+    extend: bool = False,
+) -> Replay:
+    """Run a search on what is known already, as if it had to be paid for; the arguments are those of :func:`plan`.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-8:1:9", "eps"))
     >>> known = {cell: Score(abs(cell.lr - 1) + abs(cell.eps - 0.01)) for cell in space.cells()}
-    >>> found = replay("separable", space, known, start=space.start())
+    >>> found = replay("lines", space, known, start=space.start())
     >>> str(found.pick), found.trials, found.confirmed, len(space)
-    ('lr 1, eps 0.01', 19, True, 63)
+    ('lr 1, eps 0.01', 12, True, 63)
     """
+    by_first_seed = known if by_first_seed is None else by_first_seed
     paid: dict[Cell, Score] = {}
-    while not (now := plan(method, space, paid, start=start, margin=margin)).done:
+    paid_once: dict[Cell, Score] = {}  # for the first seed
+    search = {"start": start, "margin": margin, "by_first_seed": paid_once, "extend": extend}
+    while not (now := plan(method, space, paid, **search)).done:  # type: ignore[arg-type]
+        there = by_first_seed if now.coarse else known
         for cell in now.cells:
-            if cell not in known:
+            if cell not in there:
                 raise ValueError(f"known has no {cell}, but must have all that the {method} search wants: {now.stage}.")
-            paid[cell] = known[cell]
+            paid_once[cell] = by_first_seed[cell]
+            if not now.coarse:
+                paid[cell] = known[cell]
     score = paid[now.pick] if now.pick is not None else None
-    return Replay(now.pick, score, tuple(paid), now.path, now.confirmed, now.rings, tuple(best_so_far(paid, known)))
+    curve = tuple(best_so_far(paid_once, {**by_first_seed, **known}))
+    return Replay(now.pick, score, tuple(paid_once), now.path, now.confirmed, now.rings, curve)
 
 
 def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[float]:
@@ -265,6 +281,20 @@ def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[floa
     [0.5, 0.5, 0.1]
     """
     return list(itertools.accumulate((math.inf if known[cell].pruned else known[cell].loss for cell in order), min))
+
+
+def widest(space: Space) -> Space:
+    """Return the space with its axes extended as far as the search by lines may extend them.
+
+    >>> from avagrad.tune.space import axis
+    >>> widest(Space(axis([1, 10], "lr"), None)).lr.values
+    (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0)
+    """
+    for name in NAMES:
+        for end in (0, -1):
+            for _ in range(_EXTENSIONS):
+                space = space.extended(name, space.cells()[end])
+    return space
 
 
 # --- the methods -----------------------------------------------------------------------------------

@@ -37,7 +37,7 @@ class Separability:
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-4:1:5", "eps"))
     >>> known = {cell: Score(abs(math.log10(cell.lr)) + abs(math.log10(cell.eps) + 1)) for cell in space.cells()}
-    >>> print(separability(space, known, start=space.start()).told())
+    >>> print(separability(space, known, start=space.start()).summary())
     The best lr does not move over eps from 0.0001 to 1 (slope 0.00; 0.00 at large eps). It is the overall best at 100 %
     of the eps and stays within one step of it from 0.0001 to 1. Two lines and a ring find lr 1, eps 0.1 in 15 trials
     instead of 35, the best of the grid.
@@ -60,7 +60,7 @@ class Separability:
     confirmed: bool | None
     cells: int
 
-    def told(self) -> str:
+    def summary(self) -> str:
         """Return the findings in two or three sentences."""
         if self.best is None or self.stays is None:
             return f"All {self.cells} cells of the grid diverged or failed, so nothing can be said of lr and eps."

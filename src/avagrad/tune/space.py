@@ -11,11 +11,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NAMES", "Axis", "Cell", "Point", "Space", "axis", "kept", "shown"]
+__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "kept", "shown"]
 
 NAMES = ("lr", "eps")
 DEFAULT_EPS = 0.1  # where lr and eps were found to part best: far from both Adam (small eps) and SGD (large eps)
 MOST_VALUES = 10_000  # a longer axis is a slip of the keyboard
+_LEAST, _MOST = 1e-300, 1e300  # what Optuna takes
 
 
 def _decades(factors: tuple[int, ...], first: float, last: float) -> tuple[float, ...]:
@@ -28,6 +29,18 @@ _PAPER = {
     "paper-chars": {"lr": _decades((2,), 2e-4, 2e3), "eps": _decades((1, 5), 1e-8, 1e2)},
 }
 _WORDS = f"{', '.join(map(repr, _PAPER))}, 'low:high:count' such as '1e-4:1e3:15', or numbers such as '0.1, 1, 10'"
+
+
+# By the name of an optimizer: the values of lr and of eps that have been found to be enough to begin with.
+_STEP, _SCALED, _EPS = "1e-4:1:9", "1e-3:1e3:13", "1e-8:100:11"
+USUAL_AXES: dict[str, tuple[str, str | None]] = {
+    "avastep": (_STEP, _EPS),
+    "avagrad": (_SCALED, _EPS),
+    "avagradw": (_SCALED, _EPS),
+    "adam": ("1e-5:10:13", _EPS),
+    "adamw": ("1e-5:10:13", _EPS),
+    "sgd": ("1e-4:10:11", None),
+}
 
 
 def kept(value: float) -> float:
@@ -204,6 +217,27 @@ def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis 
     return Axis(name, (given,))
 
 
+Values = Axis | float | str | Iterable[float] | None
+
+
+def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis | None, Axis | None]:
+    """Return both axes as they are given; where neither is, those that are usual for an optimizer.
+
+    >>> [len(line) for line in axes_of(None, None, "avastep")], axes_of([0.1, 1], None, "avastep")[1]
+    ([9, 11], None)
+    >>> axes_of(None, None, "lion")
+    Traceback (most recent call last):
+    ...
+    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or give lr and eps.
+    """
+    if lr is None and eps is None and optimizer is not None:
+        if optimizer not in USUAL_AXES:
+            known = ", ".join(USUAL_AXES)
+            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or give lr and eps.")
+        lr, eps = USUAL_AXES[optimizer]
+    return axis(lr, "lr"), axis(eps, "eps")
+
+
 @dataclass(frozen=True)
 class Space:
     """The cells of a search: every lr with every eps, or one line where an axis is absent.
@@ -224,7 +258,7 @@ class Space:
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
         if self.lr is None and self.eps is None:
-            raise ValueError("lr and eps are None, but at least one of them must be an axis.")
+            raise ValueError("lr and eps are None, but at least one of them must be an axis; or name the optimizer.")
 
     def __len__(self) -> int:
         rows, columns = self.shape
@@ -326,6 +360,8 @@ def _value(name: str, value: Any) -> float:
         number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{name} has the value {number!r}, but a value must be finite and above 0.")
+    if not _LEAST <= number <= _MOST:
+        raise ValueError(f"{name} has the value {number!r}, but a value must be from {_LEAST:g} to {_MOST:g}.")
     return kept(number)
 
 

@@ -193,10 +193,27 @@ def errors_told(storage: str | os.PathLike[str]) -> Iterator[None]:
     except (KeyError, TypeError, AttributeError, ValueError, AssertionError) as error:
         if is_url(storage):
             raise
+        why = f"({type(error).__name__}: {error})"
+        if (line := _damaged_line(Path(storage))) > 1:
+            raise StorageError(
+                f"storage is {name!r}, whose line {line} is damaged {why}: mend or delete it."
+            ) from error
         raise StorageError(
-            f"storage is {name!r}, which is not a journal of Optuna's ({type(error).__name__}: {error}); records in "
-            "JSON lines are read by `avagrad study import`."
+            f"storage is {name!r}, which is not a journal of Optuna's {why}; records in JSON lines are read by "
+            "`avagrad study import`."
         ) from error
+
+
+def _damaged_line(path: Path) -> int:
+    """Return the number of the first line of a journal that is none of Optuna's; 0 if there is none."""
+    with contextlib.suppress(OSError):
+        for number, line in enumerate(path.expanduser().read_bytes().split(b"\n")[:-1], 1):
+            try:
+                if "op_code" not in json.loads(line):
+                    return number
+            except (ValueError, TypeError, RecursionError):
+                return number
+    return 0
 
 
 def patiently(act: Callable[[], T], *, patience: float | None = None) -> T:

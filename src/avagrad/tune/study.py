@@ -32,7 +32,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from avagrad.tune.leases import LEASE, Watch, holder
+from avagrad.tune.leases import LEASE, Watch, holder, renew_after
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, errors_told, is_url, open_storage, patiently
@@ -394,20 +394,22 @@ class Held:
         self.is_lost = False  # taken back by another process: whatever comes out is dropped
         self._ended = threading.Event()
 
-    def renew(self) -> bool:
-        """Show a sign of life; False if the point has been taken back."""
+    def renew(self, every: float = 0.0) -> bool:
+        """Show a sign of life, and how soon there will be another; False if the point has been taken back."""
         self.beats += 1
-        lease = {**self.signature, "beat": self.beats}
+        lease = {**self.signature, "beat": self.beats, "every": every}
         return self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, _LEASE, lease))
 
     def keep(self, lease: float = LEASE) -> threading.Thread:
         """Renew from now on, in a thread of its own, until the point has ended."""
 
         def beat() -> None:
-            while not self._ended.wait(lease / 4):
+            began, every = time.monotonic(), renew_after(lease, 0.0)
+            while not self._ended.wait(every):
+                every = renew_after(lease, time.monotonic() - began)
                 # A storage that does not answer now may do so next time; if not, the point is taken back.
                 with contextlib.suppress(StorageError):
-                    if not self.renew():
+                    if not self.renew(every):
                         return
 
         thread = threading.Thread(target=beat, name="lease", daemon=True)

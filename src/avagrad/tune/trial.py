@@ -3,6 +3,7 @@
 import json
 import math
 import operator
+import os
 import signal
 import sys
 import time
@@ -127,7 +128,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
     inf
     """
     trial = Trial(held, prunes=prunes)
-    worst = held.study.worst
+    worst, pid = held.study.worst, os.getpid()
     try:
         value = _number(objective(trial), "objective returned")
         trial._flush()
@@ -152,6 +153,8 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         held.fail(_told(error))
         return False
     except BaseException as error:
+        if os.getpid() != pid:  # a process that the objective has forked ends: the point is not its own
+            raise
         is_asked = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _ASKED)
         held.fail(f"{GIVEN_BACK}: stopped" if is_asked else f"{DIED}: {_told(error)}")
         raise

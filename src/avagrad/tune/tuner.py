@@ -1,25 +1,21 @@
-"""The search, carried out: queue what it wants, have it run, look at what came out, until it knows."""
+"""The function that people call: find the best lr and eps of an objective."""
 
-import contextlib
 import json
 import math
 import os
 import re
 import sys
-import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from avagrad.stopping import Stopped, interrupt_on_sigterm
-from avagrad.tune.leases import LEASE, Watch
-from avagrad.tune.records import Record, write_records
-from avagrad.tune.search import METHODS, Plan, Score, plan, replay, scores
-from avagrad.tune.separability import Separability, separability, verdict
-from avagrad.tune.space import Axis, Cell, Point, Space, axis
-from avagrad.tune.storage import StorageError, described, is_url
-from avagrad.tune.study import DIED, DIRECTIONS, DUPLICATE, GIVEN_BACK, LOST, Seen, Study, pruner_named
+from avagrad.tune.leases import LEASE
+from avagrad.tune.loop import SearchLoop
+from avagrad.tune.result import Progress, Result
+from avagrad.tune.search import METHODS
+from avagrad.tune.space import Space, Values, axes_of
+from avagrad.tune.storage import is_url
+from avagrad.tune.study import DIRECTIONS, Study, pruner_named
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers import (
     Batched,
@@ -28,121 +24,11 @@ from avagrad.tune.workers import (
     LocalProcesses,
     RayTasks,
     RunTogether,
-    WorkerError,
     WorkerPool,
     device_slots,
 )
 
-__all__ = ["Best", "Progress", "Result", "Stopped", "TuningError", "Verdict", "tune"]
-
-Values = Axis | float | str | Iterable[float] | None
-
-
-class TuningError(RuntimeError):
-    """A search cannot go on; the message says why, and that what is finished is kept.
-
-    >>> issubclass(TuningError, RuntimeError)
-    True
-    """
-
-
-@dataclass(frozen=True)
-class Progress:
-    """How far a search is.
-
-    >>> Progress(3, 47, 1, "line over lr at eps 0.1", Cell(1.0, 0.1), 0.25, 88.0).told()
-    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 under way, 1:28 left'
-    """
-
-    done: int
-    total: int
-    held: int
-    stage: str
-    at: Cell | None
-    best: float | None
-    seconds_left: float | None
-
-    def told(self) -> str:
-        """Return it in one line."""
-        parts = [f"{self.done} of {self.total} done"]
-        if self.at is not None:
-            parts.append(f"best {self.best:.4g} at {self.at}")
-        if self.held:
-            parts.append(f"{self.held} under way")
-        if self.seconds_left is not None:
-            minutes, seconds = divmod(round(self.seconds_left), 60)
-            hours, minutes = divmod(minutes, 60)
-            parts.append(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")
-        return f"{self.stage}: {', '.join(parts)}"
-
-
-@dataclass(frozen=True)
-class Best:
-    """The point that a search has picked; ``value`` is the mean over its seeds.
-
-    >>> Best(1.0, 0.1, 0.25, (0.2, 0.3)).lr
-    1.0
-    """
-
-    lr: float | None
-    eps: float | None
-    value: float
-    values: tuple[float, ...]
-
-
-@dataclass(frozen=True)
-class Verdict:
-    """What the neighbours of a pick say, where there is no grid to measure on.
-
-    >>> Verdict(True, 1, "No neighbour is better.").told()
-    'No neighbour is better.'
-    """
-
-    confirmed: bool | None
-    rings: int  # how many were needed; lr and eps part where the first one confirms
-    words: str
-
-    def told(self) -> str:
-        """Return it in a sentence."""
-        return self.words
-
-
-@dataclass(frozen=True)
-class Result:
-    """What a search has found.
-
-    ``best`` is None if every point diverged or failed; ``trials`` are the records of this search's axes and seeds;
-    ``failed`` has the points that did not give a result, with what went wrong.
-
-    >>> Result(None, (), None, {}, ()).told()
-    'No point has given a finite value.'
-    """
-
-    best: Best | None
-    trials: tuple[Record, ...]
-    separability: Separability | Verdict | None
-    failed: dict[str, str]
-    path: tuple[Cell, ...]
-    at_ends: tuple[str, ...] = ()  # the axes at an end of which the pick is
-    new: int | None = field(default=None, compare=False)  # how many of the trials were run in this call
-    stage: str = ""  # how the search ended
-
-    def told(self) -> str:
-        """Say in a few sentences what was found."""
-        if self.best is None:
-            return f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
-        cell, count = Cell(self.best.lr, self.best.eps), len(self.trials)
-        before = f" ({count - self.new} were there already)" if self.new is not None and self.new < count else ""
-        parts = [
-            f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}{before}."
-        ]
-        if self.separability is not None:
-            parts.append(self.separability.told())
-        if self.at_ends:
-            parts.append(f"It is at an end of the {' and the '.join(self.at_ends)} axis: try a wider one.")
-        if self.failed:
-            parts.append(f"Without a result: {'; '.join(f'{key} ({why})' for key, why in self.failed.items())}.")
-        return " ".join(parts)
+__all__ = ["tune"]
 
 
 def tune(
@@ -150,7 +36,8 @@ def tune(
     *,
     lr: Values = None,
     eps: Values = None,
-    method: Literal["separable", "cross", "grid"] = "separable",
+    optimizer: str | None = None,
+    method: Literal["lines", "separable", "grid"] = "lines",
     direction: Literal["minimize", "maximize"] = "minimize",
     storage: str | os.PathLike[str] | None = None,
     workers: int | None = 0,
@@ -160,6 +47,7 @@ def tune(
     timeout: float | None = None,
     retries: int = 2,
     margin: float = 0.0,
+    extend: bool = True,
     pruner: Literal["median", "halving"] | None = None,
     slots_per_gpu: int = 1,
     ray: str | None = None,
@@ -169,7 +57,7 @@ def tune(
     together: RunTogether | None = None,
     watcher: Callable[[Progress], object] | None = None,
 ) -> Result:
-    """Find the best lr and eps for an objective, in 42 to 47 trials where a grid has 441.
+    """Find the best lr and eps for an objective, in at most 18 trials where a grid of 13 x 11 has 143.
 
     Interrupted or killed, the same call goes on where it stopped: finished points are never run again, those that were
     under way or have failed are. Any number of processes may make the same call on the same storage, and share the
@@ -181,17 +69,20 @@ def tune(
             ``trial.report(step, value)`` on the way, and take further parameters from ``trial.optuna``.
         lr: the values of the learning rate: ``"1e-4:1e3:15"``, ``"paper"``, or a list. None: there is no such axis.
         eps: the values of epsilon, likewise.
-        method: ``"separable"`` (a line over lr, a line over eps at its best, the neighbours of the pick), ``"cross"``
-            (both lines at once), or ``"grid"`` (all points).
+        optimizer: gives the usual values of both where neither is given: "avastep", "avagrad", "adam", ...
+        method: ``"lines"`` (a line over lr, a line over eps at its best, each from coarse to fine, and the neighbours
+            of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
         storage: where the record is kept: a file, or a URL of a database. By default a file in ``runs/``.
         workers: how many processes work; 0 is this one alone; None is one for each slot of each GPU.
-        seeds: how many seeds each point is run with (0, 1, ...), or the seeds themselves.
-        start_lr: where the line over eps is drawn by ``"cross"``; by default the middle of the axis.
+        seeds: how many seeds each point is run with (0, 1, ...), or the seeds themselves. The coarse values of
+            ``"lines"`` are run with the first alone.
+        start_lr: from which value the coarse ones are counted; by default the middle of the axis.
         start_eps: where the first line over lr is drawn; by default 0.1 if it is on the axis, else its middle.
         timeout: seconds after which a trial is killed and counts as failed; needs ``workers``.
         retries: how often a failed point is run again.
         margin: a neighbour of the pick must be better by more than this for the search to move there.
+        extend: ``"lines"`` may extend an axis beyond its end, at most twice, if the best point is there.
         pruner: end trials early by the values that they report: ``"median"`` or ``"halving"``.
         slots_per_gpu: how many workers share a GPU.
         ray: the address of a Ray cluster, on which the workers are placed.
@@ -208,9 +99,9 @@ def tune(
     >>> with tempfile.TemporaryDirectory() as place:
     ...     result = tune(objective, lr="1e-4:1e3:8", eps="1e-8:100:11", storage=f"{place}/mine.journal")
     >>> result.best.lr, result.best.eps, result.best.value, len(result.trials)
-    (10.0, 0.001, 0.0, 24)
+    (10.0, 0.001, 0.0, 14)
     """
-    space = Space(axis(lr, "lr"), axis(eps, "eps"))
+    space = Space(*axes_of(lr, eps, optimizer))
     start = space.start(start_lr, start_eps)
     _check(objective, method, direction, workers, timeout, retries, margin, slots_per_gpu, lease)
     pruner_named(pruner)
@@ -246,8 +137,8 @@ def tune(
         pool = RayTasks(job, study, ray, workers or None, slots_per_gpu=slots_per_gpu, timeout=timeout)
     else:
         pool = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
-    search = _Search(study, pool, space, start, method, seeds, retries, margin, lease)
-    return search.to_its_end(watcher or _line_on_a_terminal())
+    options = {"seeds": seeds, "retries": retries, "margin": margin, "lease": lease, "extend": extend}
+    return SearchLoop(study, pool, space, start, method, **options).run(watcher or _line_on_a_terminal())  # type: ignore[arg-type]
 
 
 def _check(
@@ -284,7 +175,8 @@ def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
     seeds = tuple(range(given)) if isinstance(given, int) and not isinstance(given, bool) else given
     if not isinstance(seeds, Sequence) or isinstance(seeds, (str, bytes)) or not seeds:
         raise ValueError(f"seeds is {given!r}, but must be a whole number of at least 1, or a list of seeds.")
-    if len(set(seeds)) != len(seeds) or not all(isinstance(seed, int) for seed in seeds):
+    are_whole = all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds)
+    if len(set(seeds)) != len(seeds) or not are_whole:
         raise ValueError(f"seeds is {given!r}, but must be different whole numbers.")
     return tuple(seeds)
 
@@ -299,186 +191,6 @@ def _name_of(objective: object) -> str:
     return f"{module}:{getattr(named, '__qualname__', 'objective')}"
 
 
-class _Search:
-    """A search under way."""
-
-    def __init__(
-        self,
-        study: Study,
-        pool: WorkerPool,
-        space: Space,
-        start: Cell,
-        method: str,
-        seeds: tuple[int, ...],
-        retries: int,
-        margin: float,
-        lease: float,
-    ) -> None:
-        self.study, self.pool, self.space, self.start, self.method = study, pool, space, start, method
-        self.seeds, self.retries, self.margin = seeds, retries, margin
-        self.watch = Watch(lease)
-        self.began = time.monotonic()
-        self.seen = Seen()
-        self.before: dict[str, int] = {}  # failures of earlier calls, which have been forgiven
-
-    def to_its_end(self, watcher: Callable[[Progress], object]) -> Result:
-        try:
-            with interrupt_on_sigterm():
-                return self._run(watcher)
-        except KeyboardInterrupt:
-            self.study.patience = 0.0
-            with contextlib.suppress(StorageError):
-                self.seen = self.study.look()
-            raise Stopped(f"stopped: {self._kept()}; the same command goes on.") from None
-        except (StorageError, WorkerError) as error:  # a worker may be the first to see that the storage is gone
-            kind = WorkerError if isinstance(error, WorkerError) else StorageError
-            raise kind(f"{error}{self._rescued()}") from error.__cause__
-        finally:
-            self.study.close()
-            watcher_done = getattr(watcher, "done", None)
-            if watcher_done is not None:
-                watcher_done()
-
-    def _run(self, watcher: Callable[[Progress], object]) -> Result:
-        self.seen = self.study.look()
-        self.before = {key: len(reasons) for key, reasons in self.seen.failures.items()}
-        self.there = {record.point.key for record in self.seen.records}
-        now = self._plan()
-        self.study.withdraw({point.key for point in self._wanted(now)})
-        try:
-            if not now.done:
-                self.pool.start()
-            pause = 0.05
-            while not now.done:
-                self.pool.check(self.seen)
-                self.study.take_back(self.seen, self.watch)
-                self._refuse_what_never_works()
-                queued = self.study.queue(self._wanted(now), self.seen)
-                watcher(self._progress(now))
-                self.pool.wait(pause)
-                before = self.seen.records
-                self.seen = self.study.look()
-                now = self._plan()
-                pause = 0.05 if queued or self.seen.records != before else min(1.5 * pause, 0.5)
-            self.study.withdraw()
-            watcher(self._progress(now))
-        finally:
-            self.pool.stop()
-        return self._result(now)
-
-    # --- what is known, and what is wanted ---
-
-    def _records(self) -> list[Record]:
-        return [record for record in self.seen.records if record.seed in self.seeds and record.point.cell in self.space]
-
-    def _known(self) -> dict[Cell, Score]:
-        """Return what the search may know: cells with all their seeds, those that failed for good included."""
-        records = self._records()
-        done = {record.point.key for record in records}
-        worst = self.study.worst
-        for cell in self.space.cells():
-            for seed in self.seeds:
-                point = Point(*cell, seed)
-                if point.key not in done and self._has_failed(point.key):
-                    records.append(Record(*cell, seed, value=worst))
-        return scores(records, direction=self.study.direction, seeds=len(self.seeds))
-
-    def _plan(self) -> Plan:
-        return plan(self.method, self.space, self._known(), start=self.start, margin=self.margin)
-
-    def _wanted(self, now: Plan) -> list[Point]:
-        done = {record.point.key for record in self.seen.records}
-        points = (Point(*cell, seed) for cell in now.cells for seed in self.seeds)
-        return [point for point in points if point.key not in done and not self._has_failed(point.key)]
-
-    # --- what has failed ---
-
-    def _failures(self, key: str) -> list[str]:
-        """Return what went wrong with a point in this call, where it was the point's own fault or may have been."""
-        new = self.seen.failures.get(key, ())[self.before.get(key, 0) :]
-        return [reason for reason in new if not reason.startswith((GIVEN_BACK, DUPLICATE))]
-
-    def _has_failed(self, key: str) -> bool:
-        """Tell whether a point is given up. Machines die more often than a point is to blame for it."""
-        reasons = self._failures(key)
-        deaths = sum(reason.startswith((DIED, LOST)) for reason in reasons)
-        return len(reasons) - deaths > self.retries or deaths > 3 * (self.retries + 1)
-
-    def _refuse_what_never_works(self) -> None:
-        """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
-        if self.seen.records or any(not self._failures(key) for key, _ in self.seen.held.values()):
-            return  # or may yet give one
-        for key in self.seen.failures:
-            if self._has_failed(key):
-                reasons = self._failures(key)
-                raise TuningError(
-                    f"{reasons[-1]}: at {key}, {len(reasons)} times of {len(reasons)}, and no point has given a result "
-                    f"yet; {self._kept()}."
-                )
-
-    # --- what is told ---
-
-    def _kept(self) -> str:
-        done = len(self.seen.records)
-        points = "point is" if done == 1 else "points are"
-        return f"{done} finished {points} kept in {described(self.study.place)}"
-
-    def _rescued(self) -> str:
-        """Keep what this process knows beside a file that is gone."""
-        if is_url(self.study.place) or not self.seen.records or Path(self.study.place).exists():
-            return ""
-        rescued = Path(f"{self.study.place}.rescued.jsonl")
-        with contextlib.suppress(OSError):
-            rescued.parent.mkdir(parents=True, exist_ok=True)
-            write_records(rescued, self.seen.records)
-            return (
-                f" What was known, {len(self.seen.records)} points, is in {rescued}: "
-                "`avagrad study import` makes a study of it."
-            )
-        return ""
-
-    def _progress(self, now: Plan) -> Progress:
-        total = max(now.at_most * len(self.seeds), len(self._records()))
-        done = len(self._records())
-        times = [record.seconds for record in self._records() if record.seconds is not None]
-        busy = max(1, len(self.seen.held))
-        left = sum(times) / len(times) * (total - done) / busy if times else None
-        best = self._best(now.pick)
-        at, value = (now.pick, best.value) if best else (None, None)
-        return Progress(done, total, len(self.seen.held), now.stage, at, value, left)
-
-    def _best(self, cell: Cell | None) -> Best | None:
-        if cell is None:
-            return None
-        values = tuple(record.value for record in self._records() if record.point.cell == cell)
-        return Best(*cell, sum(values) / len(values), values) if values and all(map(math.isfinite, values)) else None
-
-    def _result(self, now: Plan) -> Result:
-        best = self._best(now.pick)
-        known = self._known()
-        found: Separability | Verdict | None = None
-        if best is not None and self.space.lr is not None and self.space.eps is not None:
-            if self.method == "grid" and min(self.space.shape) > 1:
-                found = separability(self.space, known, start=self.start, margin=self.margin)
-            else:
-                found = Verdict(now.confirmed, now.rings, verdict(now))
-        keys = dict.fromkeys(Point(*cell, seed).key for cell in self.space.cells() for seed in self.seeds)
-        failed = {key: self._failures(key)[-1] for key in keys if self._has_failed(key)}
-        # The study may hold more than this search has asked for.
-        asked = set(replay(self.method, self.space, known, start=self.start, margin=self.margin).order)
-        trials = tuple(record for record in self._records() if record.point.cell in asked)
-        new = sum(record.point.key not in self.there for record in trials)
-        return Result(best, trials, found, failed, now.path, self._at_ends(now.pick), new, now.stage)
-
-    def _at_ends(self, cell: Cell | None) -> tuple[str, ...]:
-        """Return the axes at an end of which the pick is: it may be better still beyond."""
-        axes = (self.space.lr, self.space.eps)
-        ends = [(line, line.values[0], line.values[-1]) for line in axes if line is not None and len(line) > 2]
-        if cell is None:
-            return ()
-        return tuple(line.name for line, low, high in ends if getattr(cell, line.name) in (low, high))
-
-
 def _line_on_a_terminal() -> Callable[[Progress], object]:
     return _Line() if sys.stderr.isatty() else lambda _: None
 
@@ -490,7 +202,7 @@ class _Line:
         self.width = 0
 
     def __call__(self, progress: Progress) -> None:
-        text = progress.told()
+        text = progress.summary()
         sys.stderr.write(f"\r{text.ljust(self.width)}")
         sys.stderr.flush()
         self.width = len(text)

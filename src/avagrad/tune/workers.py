@@ -21,7 +21,7 @@ from typing import Any
 import cloudpickle
 import torch
 
-from avagrad.tune.leases import LEASE
+from avagrad.tune.leases import LEASE, renew_after
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, patiently
@@ -224,17 +224,19 @@ class Batched(WorkerPool):
         if not held:
             time.sleep(seconds)
             return
-        ended = threading.Event()
+        ended, began = threading.Event(), time.monotonic()
 
         def renew() -> None:
-            while not ended.wait(self.lease / 4):
+            every = renew_after(self.lease, 0.0)
+            while not ended.wait(every):
+                every = renew_after(self.lease, time.monotonic() - began)
                 for one in held:
                     with contextlib.suppress(StorageError):
-                        one.renew()
+                        one.renew(every)
 
         threading.Thread(target=renew, name="leases", daemon=True).start()
         try:
-            found = {record.point.key: record for record in self.run([one.point for one in held])}
+            found = self._records([one.point for one in held])
         except BaseException:
             ended.set()
             for one in held:
@@ -249,6 +251,19 @@ class Batched(WorkerPool):
 
     def stop(self) -> None:
         """Do nothing: what this process held, it has ended."""
+
+    def _records(self, points: list[Point]) -> dict[str, Record]:
+        """Run the points, and return a record for each."""
+        made = self.run(points)
+        if not isinstance(made, Sequence) or not all(isinstance(record, Record) for record in made):
+            raise TypeError(f"together returned {made!r}, but must return a list of records.")
+        found = {record.point.key: record for record in made}
+        if lacking := [point.key for point in points if point.key not in found]:
+            has = f"has {len(made)} records for {len(points)} points"
+            raise ValueError(
+                f"together returned a list that {has}, but must have one for each: {lacking[0]} is missing."
+            )
+        return found
 
 
 class _Process:

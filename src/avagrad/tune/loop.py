@@ -1,0 +1,239 @@
+"""The loop of a search: queue what it wants, have it run, read what came out, until nothing is wanted."""
+
+import contextlib
+import math
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from avagrad.stopping import Stopped, interrupt_on_sigterm
+from avagrad.tune.leases import Watch
+from avagrad.tune.records import Record, write_records
+from avagrad.tune.result import Best, Progress, Result, Verdict
+from avagrad.tune.search import Plan, Score, plan, replay, scores, widest
+from avagrad.tune.separability import Separability, separability, verdict
+from avagrad.tune.space import Axis, Cell, Point, Space, shown
+from avagrad.tune.storage import StorageError, described, is_url
+from avagrad.tune.study import DIED, DUPLICATE, GIVEN_BACK, LOST, Seen, Study
+from avagrad.tune.workers import WorkerError, WorkerPool
+
+__all__ = ["SearchLoop", "TuningError"]
+
+
+class TuningError(RuntimeError):
+    """A search cannot go on; the message says why, and that what is finished is kept.
+
+    >>> issubclass(TuningError, RuntimeError)
+    True
+    """
+
+
+class SearchLoop:
+    """A search under way: made by :func:`avagrad.tune.tune`, run once.
+
+    >>> SearchLoop.run.__name__
+    'run'
+    """
+
+    def __init__(
+        self,
+        study: Study,
+        pool: WorkerPool,
+        space: Space,
+        start: Cell,
+        method: str,
+        *,
+        seeds: tuple[int, ...],
+        retries: int,
+        margin: float,
+        lease: float,
+        extend: bool,
+    ) -> None:
+        self.study, self.pool, self.space, self.start, self.method = study, pool, space, start, method
+        self.seeds, self.retries, self.margin, self.extend = seeds, retries, margin, extend
+        self.reach = widest(space) if method == "lines" and extend else space
+        self.watch = Watch(lease)
+        self.began = time.monotonic()
+        self.seen = Seen()
+        self.before: dict[str, int] = {}  # failures of earlier calls, which have been forgiven
+
+    def run(self, watcher: Callable[[Progress], object]) -> Result:
+        """Search to the end."""
+        try:
+            with interrupt_on_sigterm():
+                return self._run(watcher)
+        except KeyboardInterrupt:
+            self.study.patience = 0.0
+            with contextlib.suppress(StorageError):
+                self.seen = self.study.look()
+            raise Stopped(f"stopped: {self._kept()}; the same command goes on.") from None
+        except (StorageError, WorkerError) as error:  # a worker may be the first to see that the storage is gone
+            kind = WorkerError if isinstance(error, WorkerError) else StorageError
+            raise kind(f"{error}{self._rescued()}") from error.__cause__
+        finally:
+            self.study.close()
+            watcher_done = getattr(watcher, "done", None)
+            if watcher_done is not None:
+                watcher_done()
+
+    def _run(self, watcher: Callable[[Progress], object]) -> Result:
+        self.seen = self.study.look()
+        self.before = {key: len(reasons) for key, reasons in self.seen.failures.items()}
+        self.there = {record.point.key for record in self.seen.records}
+        now = self._plan()
+        self.study.withdraw({point.key for point in self._wanted(now)})
+        try:
+            if not now.done:
+                self.pool.start()
+            pause = 0.05
+            while not now.done:
+                self.pool.check(self.seen)
+                self.study.take_back(self.seen, self.watch)
+                self._refuse_what_never_works()
+                queued = self.study.queue(self._wanted(now), self.seen)
+                watcher(self._progress(now))
+                self.pool.wait(pause)
+                before = self.seen.records
+                self.seen = self.study.look()
+                now = self._plan()
+                pause = 0.05 if queued or self.seen.records != before else min(1.5 * pause, 0.5)
+            self.study.withdraw()
+            watcher(self._progress(now))
+        finally:
+            self.pool.stop()
+        return self._result(now)
+
+    # --- what is known, and what is wanted ---
+
+    def _records(self) -> list[Record]:
+        return [record for record in self.seen.records if record.seed in self.seeds and record.point.cell in self.reach]
+
+    def _known(self, seeds: tuple[int, ...]) -> dict[Cell, Score]:
+        """Return what is known by these seeds: cells that have all of them, those that failed for good included."""
+        records = [record for record in self._records() if record.seed in seeds]
+        done = {record.point.key for record in records}
+        points = [Point(*cell, seed) for cell in self.reach.cells() for seed in seeds]
+        failed = [point for point in points if point.key not in done and self._has_failed(point.key)]
+        records += [Record(*point, value=self.study.worst) for point in failed]
+        return scores(records, direction=self.study.direction, seeds=len(seeds))
+
+    def _search(self) -> dict[str, Any]:
+        """Return the arguments of the search, with what is known now."""
+        known = {"known": self._known(self.seeds), "by_first_seed": self._known(self.seeds[:1])}
+        options = {"start": self.start, "margin": self.margin, "extend": self.extend}
+        return {"method": self.method, "space": self.space} | known | options
+
+    def _plan(self) -> Plan:
+        return plan(**self._search())
+
+    def _wanted(self, now: Plan) -> list[Point]:
+        done = {record.point.key for record in self.seen.records}
+        points = (Point(*cell, seed) for cell in now.cells for seed in self.seeds[: 1 if now.coarse else None])
+        return [point for point in points if point.key not in done and not self._has_failed(point.key)]
+
+    # --- what has failed ---
+
+    def _failures(self, key: str) -> list[str]:
+        """Return what went wrong with a point in this call, where it was the point's own fault or may have been."""
+        new = self.seen.failures.get(key, ())[self.before.get(key, 0) :]
+        return [reason for reason in new if not reason.startswith((GIVEN_BACK, DUPLICATE))]
+
+    def _has_failed(self, key: str) -> bool:
+        """Tell whether a point is given up. Machines die more often than a point is to blame for it."""
+        reasons = self._failures(key)
+        deaths = sum(reason.startswith((DIED, LOST)) for reason in reasons)
+        return len(reasons) - deaths > self.retries or deaths > 3 * (self.retries + 1)
+
+    def _refuse_what_never_works(self) -> None:
+        """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
+        if self.seen.records or any(not self._failures(key) for key, _ in self.seen.held.values()):
+            return  # or may yet give one
+        for key in self.seen.failures:
+            if self._has_failed(key):
+                reasons = self._failures(key)
+                raise TuningError(
+                    f"{reasons[-1]}: at {key}, {len(reasons)} times of {len(reasons)}, and no point has given a result "
+                    f"yet; {self._kept()}."
+                )
+
+    # --- what is told ---
+
+    def _kept(self) -> str:
+        done = len(self.seen.records)
+        points = "point is" if done == 1 else "points are"
+        return f"{done} finished {points} kept in {described(self.study.place)}"
+
+    def _rescued(self) -> str:
+        """Keep what this process knows beside a file that is gone."""
+        if is_url(self.study.place) or not self.seen.records or Path(self.study.place).exists():
+            return ""
+        rescued = Path(f"{self.study.place}.rescued.jsonl")
+        with contextlib.suppress(OSError):
+            rescued.parent.mkdir(parents=True, exist_ok=True)
+            write_records(rescued, self.seen.records)
+            return (
+                f" What was known, {len(self.seen.records)} points, is in {rescued}: "
+                "`avagrad study import` makes a study of it."
+            )
+        return ""
+
+    def _progress(self, now: Plan) -> Progress:
+        total = max(now.at_most * len(self.seeds), len(self._records()))
+        done = len(self._records())
+        times = [record.seconds for record in self._records() if record.seconds is not None]
+        busy = max(1, len(self.seen.held))
+        left = sum(times) / len(times) * (total - done) / busy if times else None
+        best = self._best(now.pick)
+        at, value = (now.pick, best.value) if best else (None, None)
+        return Progress(done, total, len(self.seen.held), now.stage, at, value, left)
+
+    def _best(self, cell: Cell | None) -> Best | None:
+        if cell is None:
+            return None
+        values = tuple(record.value for record in self._records() if record.point.cell == cell)
+        return Best(*cell, sum(values) / len(values), values) if values and all(map(math.isfinite, values)) else None
+
+    def _result(self, now: Plan) -> Result:
+        best = self._best(now.pick)
+        found: Separability | Verdict | None = None
+        if best is not None and self.space.lr is not None and self.space.eps is not None:
+            if self.method == "grid" and min(self.space.shape) > 1:
+                found = separability(self.space, self._known(self.seeds), start=self.start, margin=self.margin)
+            else:
+                found = Verdict(now.confirmed, now.rings, verdict(now))
+        keys = dict.fromkeys(Point(*cell, seed).key for cell in now.space.cells() for seed in self.seeds)
+        # The study may hold more than this search has asked for.
+        asked = set(replay(**self._search()).order)
+        trials = tuple(record for record in self._records() if record.point.cell in asked)
+        return Result(
+            best,
+            trials,
+            found,
+            failed={key: self._failures(key)[-1] for key in keys if self._has_failed(key)},
+            path=now.path,
+            at_ends=_at_ends(now.space, now.pick),
+            extended=_extended(self.space, now.space),
+            new=sum(record.point.key not in self.there for record in trials),
+            stage=now.stage,
+        )
+
+
+def _axes(space: Space) -> list[Axis]:
+    return [line for line in (space.lr, space.eps) if line is not None]
+
+
+def _at_ends(space: Space, cell: Cell | None) -> tuple[str, ...]:
+    """Return the axes at an end of which the pick is: it may be better still beyond."""
+    if cell is None:
+        return ()
+    long = [line for line in _axes(space) if len(line) > 2]
+    return tuple(line.name for line in long if getattr(cell, line.name) in (line.values[0], line.values[-1]))
+
+
+def _extended(before: Space, after: Space) -> tuple[str, ...]:
+    """Return how far each axis was extended."""
+    found = []
+    for old, new in zip(_axes(before), _axes(after), strict=True):
+        found += [f"{new.name} to {shown(end)}" for end in (new.values[0], new.values[-1]) if end not in old.values]
+    return tuple(found)

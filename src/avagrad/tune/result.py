@@ -1,0 +1,111 @@
+"""What a search tells of itself: how far it is, and what it has found."""
+
+from dataclasses import dataclass, field
+
+from avagrad.tune.records import Record
+from avagrad.tune.separability import Separability
+from avagrad.tune.space import Cell
+
+__all__ = ["Best", "Progress", "Result", "Verdict"]
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How far a search is.
+
+    >>> Progress(3, 47, 1, "line over lr at eps 0.1", Cell(1.0, 0.1), 0.25, 88.0).summary()
+    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 under way, 1:28 left'
+    """
+
+    done: int
+    total: int
+    held: int
+    stage: str
+    at: Cell | None
+    best: float | None
+    seconds_left: float | None
+
+    def summary(self) -> str:
+        """Return it in one line."""
+        parts = [f"{self.done} of {self.total} done"]
+        if self.at is not None:
+            parts.append(f"best {self.best:.4g} at {self.at}")
+        if self.held:
+            parts.append(f"{self.held} under way")
+        if self.seconds_left is not None:
+            minutes, seconds = divmod(round(self.seconds_left), 60)
+            hours, minutes = divmod(minutes, 60)
+            parts.append(f"{hours}:{minutes:02}:{seconds:02} left" if hours else f"{minutes}:{seconds:02} left")
+        return f"{self.stage}: {', '.join(parts)}"
+
+
+@dataclass(frozen=True)
+class Best:
+    """The point that a search has picked; ``value`` is the mean over its seeds.
+
+    >>> Best(1.0, 0.1, 0.25, (0.2, 0.3)).lr
+    1.0
+    """
+
+    lr: float | None
+    eps: float | None
+    value: float
+    values: tuple[float, ...]
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What the neighbours of a pick say, where there is no grid to measure on.
+
+    >>> Verdict(True, 1, "No neighbour is better.").summary()
+    'No neighbour is better.'
+    """
+
+    confirmed: bool | None
+    rings: int  # how many were needed; lr and eps part where the first one confirms
+    words: str
+
+    def summary(self) -> str:
+        """Return it in a sentence."""
+        return self.words
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a search has found.
+
+    ``best`` is None if every point diverged or failed; ``trials`` are the records of this search's axes and seeds;
+    ``failed`` has the points that did not give a result, with what went wrong.
+
+    >>> Result(None, (), None, {}, ()).summary()
+    'No point has given a finite value.'
+    """
+
+    best: Best | None
+    trials: tuple[Record, ...]
+    separability: Separability | Verdict | None
+    failed: dict[str, str]
+    path: tuple[Cell, ...]
+    at_ends: tuple[str, ...] = ()  # the axes at an end of which the pick is
+    extended: tuple[str, ...] = ()  # the axes that the search has extended, and to what
+    new: int | None = field(default=None, compare=False)  # how many of the trials were run in this call
+    stage: str = ""  # how the search ended
+
+    def summary(self) -> str:
+        """Say in a few sentences what was found."""
+        if self.best is None:
+            return f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
+        cell, count = Cell(self.best.lr, self.best.eps), len(self.trials)
+        before = f" ({count - self.new} were there already)" if self.new is not None and self.new < count else ""
+        parts = [
+            f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}{before}."
+        ]
+        if self.separability is not None:
+            parts.append(self.separability.summary())
+        if self.extended:
+            parts.append(f"The best was at an end, so the search went on: {', '.join(self.extended)}.")
+        if self.at_ends:
+            parts.append(f"It is at an end of the {' and the '.join(self.at_ends)} axis: try a wider one.")
+        if self.failed:
+            parts.append(f"Without a result: {'; '.join(f'{key} ({why})' for key, why in self.failed.items())}.")
+        return " ".join(parts)
