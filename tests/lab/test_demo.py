@@ -199,7 +199,7 @@ def test_a_search_is_told_beside_its_grid() -> None:
     )
     started = sweep({(1.0, 0.1): 3.0, (10.0, 0.1): 2.0, (1.0, 1.0): 4.0}, "search/a")
     (so_far,) = findings(Collection("x", sweeps=(started,)))
-    assert "3 trials so far, the best of them lr 10, eps 0.1: 2 %" in so_far
+    assert "3 trials, the best of them lr 10, eps 0.1: 2 %" in so_far
 
 
 def test_methods_are_compared_by_their_means() -> None:

@@ -108,7 +108,7 @@ def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
     for sweep, row in rows:
         if row.parts is not None or min(row.axes) < 2:
             continue
-        told = f"The search for {_of(sweep)}: {row.trials} trials {_found(sweep, row)}"
+        told = f"The search for {_of(sweep)}: {row.trials} trials{_found(sweep, row)}"
         grids = (other for grid, other in rows if other.parts is not None and _same(grid, sweep))
         if (grid := next(grids, None)) is not None and grid.best is not None:
             told += f"; the best of the grid's {grid.trials} is {_at(grid.best, grid.value, grid.unit)}"
@@ -118,13 +118,13 @@ def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
 def _found(sweep: Sweep, row: SweepRow) -> str:
     known = known_of(sweep)
     if row.best is None or known.space is None:
-        return "of which all diverged"
+        return " of which all diverged"
     search = plan("separable", known.space, known.cells, start=known.space.start())
     if not search.done or search.pick is None:
-        return f"so far, the best of them {_at(row.best, row.value, row.unit)}"
+        return f", the best of them {_at(row.best, row.value, row.unit)}"
     sign = -1.0 if direction_of(sweep) == "maximize" else 1.0
     rings = "the first ring confirmed it" if search.rings == 1 else f"after {search.rings} rings"
-    return f"found {_at(search.pick, sign * known.cells[search.pick].loss, row.unit)} ({rings})"
+    return f" found {_at(search.pick, sign * known.cells[search.pick].loss, row.unit)} ({rings})"
 
 
 def _same(one: Sweep, other: Sweep) -> bool:
