@@ -129,7 +129,7 @@ ALLOWED = {
     "typer": {f"cli/{name}.py" for name in ("__init__", "demo", "lab", "options", "report", "tuning")},
     "rich": {"cli/demo.py", "cli/lab.py", "cli/tuning.py", "progress.py"},
     "optuna": {"tune/storage.py", "tune/study.py", "tune/trial.py"},
-    "ray": {"tune/workers.py"},
+    "ray": {"tune/workers/ray.py"},
     "matplotlib": {"report/figures.py", "report/charts.py"},
 }
 

@@ -19,7 +19,7 @@ from servers import postgres
 from waiting import Clock, StoppedClock, is_alive, until
 
 from avagrad import worker_process
-from avagrad.tune import Diverged, Trial, tune, workers
+from avagrad.tune import Diverged, Trial, tune
 from avagrad.tune import storage as storages
 from avagrad.tune.leases import LEASE, renew_after
 from avagrad.tune.loop import TuningError
@@ -29,7 +29,7 @@ from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, open_storage
 from avagrad.tune.study import Study
 from avagrad.tune.trial import evaluate
-from avagrad.tune.workers import WorkerError
+from avagrad.tune.workers import WorkerError, base
 
 # --- what is asked for ---
 
@@ -96,7 +96,7 @@ def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
 def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """Two workers, and an objective that raises, returns nonsense, dies, hangs, ends its process: one for each lr."""
     clock, hangs = StoppedClock(), False
-    monkeypatch.setattr(workers, "time", clock)
+    monkeypatch.setattr(base, "time", clock)
 
     def pass_the_time(progress: Progress) -> None:
         """Let the timeout pass once the point that hangs, which was so before this was seen, is alone under way."""
@@ -294,6 +294,15 @@ def test_a_process_that_the_objective_forks_may_end_as_it_likes(tmp_path: Path) 
     result = tune(forks, lr=[1, 2], extend=False, storage=tmp_path / "a.journal", workers=1)
     assert result.failed == {}
     assert len(result.trials) == 2
+
+
+def test_a_traceback_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def fails(trial: Trial) -> float:
+        raise RuntimeError("never")
+
+    with pytest.raises(TuningError, match="3 times of 3"):
+        tune(fails, lr=[1, 2], storage=tmp_path / "a.journal")
+    assert capsys.readouterr().err.count("Traceback") == 1
 
 
 def test_a_journal_grows_slowly_while_a_point_is_held(tmp_path: Path) -> None:

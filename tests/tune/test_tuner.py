@@ -476,16 +476,16 @@ def test_stopped_while_a_result_is_written(tmp_path: Path, monkeypatch: pytest.M
     """The one moment at which a point can be left held by a process that lives on: its lease is not renewed."""
     study = Study(tmp_path / "a.journal", "a", direction="minimize")
     study.queue([Point(1.0, None, 0)])
-    from avagrad.tune import workers
+    from avagrad.tune.workers import base
 
     def interrupted(*_: Any, **__: Any) -> bool:
         raise KeyboardInterrupt
 
     threads = threading.active_count()
     with monkeypatch.context() as patch:
-        patch.setattr(workers, "evaluate", interrupted)
+        patch.setattr(base, "evaluate", interrupted)
         with pytest.raises(KeyboardInterrupt):
-            workers.work_on_one(study, lr_only, "me", lease=0.2)
+            base.work_on_one(study, lr_only, "me", lease=0.2)
     until(lambda: threading.active_count() == threads)
     result = tune(lr_only, method="separable", lr=[1], storage=tmp_path / "a.journal", name="a", about={}, lease=0.2)
     assert len(result.trials) == 1

@@ -114,6 +114,7 @@ class Study:
     ) -> None:
         self.place, self.name = os.fspath(storage), name
         self.patience: float | None = None  # how long it waits for a database that is away; None is the usual time
+        self.printed_errors: set[str] = set()  # of objectives, by this process
         self.storage: BaseStorage = open_storage(storage, create=create)
         try:
             self._join(direction, json.loads(json.dumps(dict(about or {}))), create, pruner)

@@ -149,8 +149,11 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         held.fail(f"{GIVEN_BACK}: the storage did not answer")
         return False
     except Exception as error:
-        traceback.print_exc(file=sys.stderr)
-        held.fail(_told(error))
+        reason = _told(error)
+        if reason not in held.study.printed_errors:  # a retry would only repeat it
+            held.study.printed_errors.add(reason)
+            traceback.print_exc(file=sys.stderr)
+        held.fail(reason)
         return False
     except BaseException as error:
         if os.getpid() != pid:  # a process that the objective has forked ends: the point is not its own

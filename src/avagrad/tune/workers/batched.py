@@ -1,0 +1,81 @@
+"""All points at once: this process hands them to a function that runs them together."""
+
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+
+from avagrad.tune.leases import renew_after
+from avagrad.tune.records import Record
+from avagrad.tune.space import Point
+from avagrad.tune.storage import StorageError, patiently
+from avagrad.tune.study import GIVEN_BACK, Held, Study
+from avagrad.tune.workers.base import WorkerPool, new_name
+
+__all__ = ["Batched", "RunTogether"]
+
+RunTogether = Callable[[list[Point]], list[Record]]
+
+
+class Batched(WorkerPool):
+    """This process, with all points at once: they are handed to a function that runs them together.
+
+    >>> issubclass(Batched, WorkerPool)
+    True
+    """
+
+    def __init__(self, run: RunTogether, study: Study, *, lease: float) -> None:
+        super().__init__(study)
+        self.run, self.lease, self.worker = run, lease, new_name()
+
+    def start(self) -> None:
+        """Do nothing: this process works while it waits."""
+
+    def wait(self, seconds: float) -> None:
+        """Work on all points that there are."""
+        held: list[Held] = []
+        while (one := patiently(lambda: self.study.take(self.worker))) is not None:
+            held.append(one)
+        if not held:
+            time.sleep(seconds)
+            return
+        ended, began = threading.Event(), time.monotonic()
+
+        def renew() -> None:
+            every = renew_after(self.lease, 0.0)
+            while not ended.wait(every):
+                every = renew_after(self.lease, time.monotonic() - began)
+                for one in held:
+                    with contextlib.suppress(StorageError):
+                        one.renew(every)
+
+        threading.Thread(target=renew, name="leases", daemon=True).start()
+        try:
+            found = self._records([one.point for one in held])
+        except BaseException:
+            ended.set()
+            for one in held:
+                one.fail(f"{GIVEN_BACK}: stopped")
+            raise
+        ended.set()
+        for one in held:
+            record = found[one.point.key]
+            worst, facts = self.study.worst, record.facts
+            value = worst if record.diverged else record.value
+            one.finish(value, diverged_at=record.diverged_at, facts=facts, seconds=record.seconds)
+
+    def stop(self) -> None:
+        """Do nothing: what this process held, it has ended."""
+
+    def _records(self, points: list[Point]) -> dict[str, Record]:
+        """Run the points, and return a record for each."""
+        made = self.run(points)
+        if not isinstance(made, Sequence) or not all(isinstance(record, Record) for record in made):
+            raise TypeError(f"together returned {made!r}, but must return a list of records.")
+        found = {record.point.key: record for record in made}
+        if lacking := [point.key for point in points if point.key not in found]:
+            has = f"has {len(made)} records for {len(points)} points"
+            raise ValueError(
+                f"together returned a list that {has}, but must have one for each: {lacking[0]} is missing."
+            )
+        return found
