@@ -11,10 +11,13 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from objectives import bowl
 from optuna.trial import TrialState
 from servers import postgres
 from waiting import are_dead, until
 
+from avagrad.tune import tune
+from avagrad.tune.storage import StorageError
 from avagrad.tune.study import Study
 
 SCRIPT = Path(__file__).with_name("killed.py")
@@ -89,3 +92,41 @@ def test_twenty_kills(storage: str, tmp_path: Path) -> None:
     assert len(done) == len(set(done)) == 60
     print(f"{workers} workers and {mains} times all of it were killed")
     assert kills == 20
+
+
+LINES = """
+import sys, time
+from avagrad.tune import tune
+from objectives import bowl
+
+def objective(trial):
+    time.sleep(0.1)
+    return bowl(trial)
+
+tune(objective, optimizer="avastep", storage=sys.argv[1], name="killed", about={}, workers=2)
+"""
+
+
+@pytest.mark.slow
+def test_a_search_by_lines_ends_as_if_nothing_had_been_killed(storage: str, tmp_path: Path) -> None:
+    whole = tune(bowl, optimizer="avastep", storage=tmp_path / "whole.journal")
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(SCRIPT.parent)}
+    for enough in (3, 7, 11, None):
+        process = subprocess.Popen([sys.executable, "-c", LINES, storage], env=environment, start_new_session=True)
+        if enough is None:
+            assert process.wait() == 0
+        else:
+            until(lambda enough=enough: has_finished(storage, enough))  # type: ignore[misc]
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    keys = finished(storage)
+    assert sorted(keys) == sorted(record.point.key for record in whole.trials)
+    again = tune(bowl, optimizer="avastep", storage=storage, name="killed", about={})
+    assert (again.best, again.path, again.extended, again.new) == (whole.best, whole.path, whole.extended, 0)
+
+
+def has_finished(storage: str, count: int) -> bool:
+    try:
+        return len(finished(storage)) >= count
+    except (StorageError, ValueError):  # it has not been made yet
+        return False
