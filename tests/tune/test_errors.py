@@ -125,7 +125,7 @@ def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     assert "step is 1.5, but must be a whole number from 0 to 2147483647." in why[10]
     assert "which JSON cannot hold" in why[11]
     assert "ValueError: no good" in printed.err
-    deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).look().failures["lr=8 seed=0"]
+    deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).snapshot().failures["lr=8 seed=0"]
     assert deaths[0] in ("its worker died (exit code 3)", "its worker showed no sign of life")
     assert deaths[1].startswith("its worker died: objective raised SystemExit: I leave (")
     assert deaths[2].startswith("its worker died: objective raised KeyboardInterrupt (")
@@ -215,7 +215,7 @@ def test_steps(step: Any, tmp_path: Path) -> None:
         held = study.take("me")
         assert held is not None
         assert evaluate(objective, held) == (step is None and objective is diverges)
-    failures = study.look().failures["lr=1 seed=0"]
+    failures = study.snapshot().failures["lr=1 seed=0"]
     assert all(f"step is {step!r}, but must be a whole number from 0 to 2147483647." in reason for reason in failures)
 
 
@@ -230,7 +230,7 @@ def test_an_objective_that_leaves_here(tmp_path: Path) -> None:
     with pytest.raises(SystemExit) as error:
         tune(objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", name="a")
     assert error.value.code == 5
-    assert Study(tmp_path / "a.journal", "a").look().failures == {"lr=2 seed=0": ("given back: stopped",)}
+    assert Study(tmp_path / "a.journal", "a").snapshot().failures == {"lr=2 seed=0": ("given back: stopped",)}
 
 
 # --- workers that cannot work ---
@@ -263,7 +263,7 @@ def test_workers_that_end_at_once(
     with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
         tune(lr_only, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     assert count.stat().st_size == times
-    assert len(Study(tmp_path / "a.journal", "objectives:lr_only").look().records) == 1
+    assert len(Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().records) == 1
 
 
 @pytest.mark.parametrize(
@@ -281,7 +281,7 @@ def test_points_that_are_run_together_and_do_not_come_back(returned: Any, senten
     with pytest.raises((TypeError, ValueError)) as error:
         tune(lr_only, lr=[1, 2, 3], start_lr=1, storage=tmp_path / "a.journal", together=lambda points: returned)
     assert sentence in str(error.value)
-    assert not Study(tmp_path / "a.journal", "objectives:lr_only").look().held  # they were given back
+    assert not Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().held  # they were given back
 
 
 def test_a_process_that_the_objective_forks_may_end_as_it_likes(tmp_path: Path) -> None:
@@ -406,7 +406,7 @@ def test_a_file_that_is_replaced(tmp_path: Path) -> None:
     path.unlink()
     Study(path, "a", direction="minimize")
     with pytest.raises(StorageError, match="it has been replaced by another file"):
-        study.look()
+        study.snapshot()
     with pytest.raises(StorageError, match="it has been replaced by another file"):
         study.queue([Point(2.0, None, 0)])
 

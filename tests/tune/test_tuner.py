@@ -446,7 +446,7 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
         before = states(journal, "waits")
         assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
         study = Study(journal, "waits", create=False)
-        assert all(Watch().has_run_out(trial, lease) for trial, (_, lease) in study.look().held.items())  # at once
+        assert all(Watch().has_run_out(trial, lease) for trial, (_, lease) in study.snapshot().held.items())  # at once
         result = tune(lr_only, method="separable", lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
         assert len(result.trials) == 4
 
@@ -569,7 +569,7 @@ def test_the_point_of_a_stopped_worker_is_taken_back_and_its_late_result_dropped
     assert result.best.value == 1.0
     assert states(storage, "held")["lr=1 seed=0", "COMPLETE"] == 1
     study = Study(storage, "held", create=False)
-    assert {record.value for record in study.look().records} == {1.0, 2.0}
+    assert {record.value for record in study.snapshot().records} == {1.0, 2.0}
     study.close()
 
 
@@ -644,7 +644,7 @@ def test_another_search_on_the_same_study_does_not_stop_what_is_under_way(
     with monkeypatch.context() as patch:
         patch.setattr(study, "trials", lambda: trials)  # it has looked before the point was taken
         study.withdraw(set())
-    assert study.look().waiting == ()
+    assert study.snapshot().waiting == ()
     assert held.finish(1.0)
 
 
@@ -655,7 +655,7 @@ def mess_about(storage: str, seed: int) -> None:
     points = [Point(float(lr), None, 0) for lr in range(1, 13)]
     held = []
     acts = 0
-    while acts < 100 or not study.look().records:
+    while acts < 100 or not study.snapshot().records:
         acts += 1
         act = dice.choice(("queue", "queue", "take", "take", "finish", "fail", "take back", "withdraw", "renew"))
         if act == "queue":
@@ -663,7 +663,7 @@ def mess_about(storage: str, seed: int) -> None:
         elif act == "take" and (taken := study.take(f"{seed}")):
             held.append(taken)
         elif act == "take back":
-            seen = study.look()
+            seen = study.snapshot()
             for trial in dice.sample(sorted(seen.held), min(1, len(seen.held))):
                 study.fail(trial, "its worker showed no sign of life")
         elif act == "withdraw":

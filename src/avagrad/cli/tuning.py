@@ -144,7 +144,7 @@ def export_records(
         except ValueError:
             raise ValueError(f"file is {str(file)!r}, which holds something else than records: name another.") from None
     with closing(_opened(storage, name)) as study:
-        records = study.look().records
+        records = study.snapshot().records
     write_records(file, records)
     typer.echo(f"{len(records)} records of the study {study.name!r} are in {file}")
 
@@ -155,7 +155,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
     from avagrad.report.heatmaps import space_of
 
     with closing(_opened(storage, name)) as study:
-        seen = study.look()
+        seen = study.snapshot()
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
     typer.echo(

@@ -357,7 +357,7 @@ class _Reader:
                     self._problem(path, "there is no study in it")
                 for each in studies:
                     study = Study(copy, each.study_name, create=False)
-                    records = study.look().records
+                    records = study.snapshot().records
                     if records:
                         sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction)
                         self._keep("sweeps", sweep)

@@ -15,7 +15,7 @@ from avagrad.tune.search import Plan, Score, plan, replay, scores, widest
 from avagrad.tune.separability import Separability, separability, verdict
 from avagrad.tune.space import Axis, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
-from avagrad.tune.study import DIED, DUPLICATE, GIVEN_BACK, LOST, Seen, Study
+from avagrad.tune.study import DIED, DUPLICATE, GIVEN_BACK, LOST, Snapshot, Study
 from avagrad.tune.workers import WorkerError, WorkerPool
 
 __all__ = ["SearchLoop", "TuningError"]
@@ -55,7 +55,7 @@ class SearchLoop:
         self.reach = widest(space) if method == "lines" and extend else space
         self.watch = Watch(lease)
         self.began = time.monotonic()
-        self.seen = Seen()
+        self.snapshot = Snapshot()
         self.before: dict[str, int] = {}  # failures of earlier calls, which have been forgiven
 
     def run(self, watcher: Callable[[Progress], object]) -> Result:
@@ -66,7 +66,7 @@ class SearchLoop:
         except KeyboardInterrupt:
             self.study.patience = 0.0
             with contextlib.suppress(StorageError):
-                self.seen = self.study.look()
+                self.snapshot = self.study.snapshot()
             raise Stopped(f"stopped: {self._kept()}; the same command goes on.") from None
         except (StorageError, WorkerError) as error:  # a worker may be the first to see that the storage is gone
             kind = WorkerError if isinstance(error, WorkerError) else StorageError
@@ -78,9 +78,9 @@ class SearchLoop:
                 watcher_done()
 
     def _run(self, watcher: Callable[[Progress], object]) -> Result:
-        self.seen = self.study.look()
-        self.before = {key: len(reasons) for key, reasons in self.seen.failures.items()}
-        self.there = {record.point.key for record in self.seen.records}
+        self.snapshot = self.study.snapshot()
+        self.before = {key: len(reasons) for key, reasons in self.snapshot.failures.items()}
+        self.there = {record.point.key for record in self.snapshot.records}
         now = self._plan()
         self.study.withdraw({point.key for point in self._wanted(now)})
         try:
@@ -88,16 +88,16 @@ class SearchLoop:
                 self.pool.start()
             pause = 0.05
             while not now.done:
-                self.pool.check(self.seen)
-                self.study.take_back(self.seen, self.watch)
+                self.pool.check(self.snapshot)
+                self.study.take_back(self.snapshot, self.watch)
                 self._refuse_what_never_works()
-                queued = self.study.queue(self._wanted(now), self.seen)
+                queued = self.study.queue(self._wanted(now), self.snapshot)
                 watcher(self._progress(now))
                 self.pool.wait(pause)
-                before = self.seen.records
-                self.seen = self.study.look()
+                before = self.snapshot.records
+                self.snapshot = self.study.snapshot()
                 now = self._plan()
-                pause = 0.05 if queued or self.seen.records != before else min(1.5 * pause, 0.5)
+                pause = 0.05 if queued or self.snapshot.records != before else min(1.5 * pause, 0.5)
             self.study.withdraw()
             watcher(self._progress(now))
         finally:
@@ -107,7 +107,9 @@ class SearchLoop:
     # --- what is known, and what is wanted ---
 
     def _records(self) -> list[Record]:
-        return [record for record in self.seen.records if record.seed in self.seeds and record.point.cell in self.reach]
+        return [
+            record for record in self.snapshot.records if record.seed in self.seeds and record.point.cell in self.reach
+        ]
 
     def _known(self, seeds: tuple[int, ...]) -> dict[Cell, Score]:
         """Return what is known by these seeds: cells that have all of them, those that failed for good included."""
@@ -128,7 +130,7 @@ class SearchLoop:
         return plan(**self._search())
 
     def _wanted(self, now: Plan) -> list[Point]:
-        done = {record.point.key for record in self.seen.records}
+        done = {record.point.key for record in self.snapshot.records}
         points = (Point(*cell, seed) for cell in now.cells for seed in self.seeds[: 1 if now.coarse else None])
         return [point for point in points if point.key not in done and not self._has_failed(point.key)]
 
@@ -136,7 +138,7 @@ class SearchLoop:
 
     def _failures(self, key: str) -> list[str]:
         """Return what went wrong with a point in this call, where it was the point's own fault or may have been."""
-        new = self.seen.failures.get(key, ())[self.before.get(key, 0) :]
+        new = self.snapshot.failures.get(key, ())[self.before.get(key, 0) :]
         return [reason for reason in new if not reason.startswith((GIVEN_BACK, DUPLICATE))]
 
     def _has_failed(self, key: str) -> bool:
@@ -147,9 +149,9 @@ class SearchLoop:
 
     def _refuse_what_never_works(self) -> None:
         """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
-        if self.seen.records or any(not self._failures(key) for key, _ in self.seen.held.values()):
+        if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.held.values()):
             return  # or may yet give one
-        for key in self.seen.failures:
+        for key in self.snapshot.failures:
             if self._has_failed(key):
                 reasons = self._failures(key)
                 raise TuningError(
@@ -160,20 +162,20 @@ class SearchLoop:
     # --- what is told ---
 
     def _kept(self) -> str:
-        done = len(self.seen.records)
+        done = len(self.snapshot.records)
         points = "point is" if done == 1 else "points are"
         return f"{done} finished {points} kept in {described(self.study.place)}"
 
     def _rescued(self) -> str:
         """Keep what this process knows beside a file that is gone."""
-        if is_url(self.study.place) or not self.seen.records or Path(self.study.place).exists():
+        if is_url(self.study.place) or not self.snapshot.records or Path(self.study.place).exists():
             return ""
         rescued = Path(f"{self.study.place}.rescued.jsonl")
         with contextlib.suppress(OSError):
             rescued.parent.mkdir(parents=True, exist_ok=True)
-            write_records(rescued, self.seen.records)
+            write_records(rescued, self.snapshot.records)
             return (
-                f" What was known, {len(self.seen.records)} points, is in {rescued}: "
+                f" What was known, {len(self.snapshot.records)} points, is in {rescued}: "
                 "`avagrad study import` makes a study of it."
             )
         return ""
@@ -182,11 +184,11 @@ class SearchLoop:
         total = max(now.at_most * len(self.seeds), len(self._records()))
         done = len(self._records())
         times = [record.seconds for record in self._records() if record.seconds is not None]
-        busy = max(1, len(self.seen.held))
+        busy = max(1, len(self.snapshot.held))
         left = sum(times) / len(times) * (total - done) / busy if times else None
         best = self._best(now.pick)
         at, value = (now.pick, best.value) if best else (None, None)
-        return Progress(done, total, len(self.seen.held), now.stage, at, value, left)
+        return Progress(done, total, len(self.snapshot.held), now.stage, at, value, left)
 
     def _best(self, cell: Cell | None) -> Best | None:
         if cell is None:

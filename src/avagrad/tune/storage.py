@@ -15,7 +15,7 @@ import sqlalchemy
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-__all__ = ["StorageError", "described", "errors_told", "is_url", "open_storage", "patiently"]
+__all__ = ["StorageError", "described", "is_url", "open_storage", "patiently", "storage_errors"]
 
 # A process that is killed while it writes leaves its lock; after so many seconds the others remove it.
 GRACE = 3
@@ -119,7 +119,7 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
     ...     len(open_storage(f"{place}/new/mine.journal").get_all_studies())
     0
     """
-    with errors_told(storage):
+    with storage_errors(storage):
         if is_url(storage):
             return optuna.storages.get_storage(_open_database(os.fspath(storage)))
         path = Path(storage).expanduser().resolve()
@@ -160,10 +160,10 @@ def _with_driver(url: str) -> str:
 
 
 @contextlib.contextmanager
-def errors_told(storage: str | os.PathLike[str]) -> Iterator[None]:
+def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
     """Turn what goes wrong with a storage into a sentence that names it.
 
-    >>> with errors_told("runs/mine.journal"):
+    >>> with storage_errors("runs/mine.journal"):
     ...     raise FileNotFoundError(2, "No such file or directory")
     Traceback (most recent call last):
     ...

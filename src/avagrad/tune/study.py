@@ -35,9 +35,9 @@ from optuna.trial import FrozenTrial, TrialState
 from avagrad.tune.leases import LEASE, Watch, holder, renew_after
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
-from avagrad.tune.storage import StorageError, described, errors_told, is_url, open_storage, patiently
+from avagrad.tune.storage import StorageError, described, is_url, open_storage, patiently, storage_errors
 
-__all__ = ["DIRECTIONS", "PRUNERS", "Held", "Seen", "Study", "pruner_named"]
+__all__ = ["DIRECTIONS", "PRUNERS", "Held", "Snapshot", "Study", "pruner_named"]
 
 T = TypeVar("T")
 Pruned = optuna.TrialPruned
@@ -56,10 +56,10 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 
 @dataclass(frozen=True)
-class Seen:
+class Snapshot:
     """A study at one moment.
 
-    >>> Seen().records
+    >>> Snapshot().records
     ()
     """
 
@@ -97,7 +97,7 @@ class Study:
     >>> held = study.take("me")
     >>> held.finish(0.25)
     True
-    >>> [(record.lr, record.value) for record in study.look().records]
+    >>> [(record.lr, record.value) for record in study.snapshot().records]
     [(0.1, 0.25)]
     >>> place.cleanup()
     """
@@ -124,13 +124,13 @@ class Study:
 
     def _join(self, direction: str | None, about: dict[str, Any], create: bool, pruner: str | None) -> None:
         name = self.name
-        with self._told():
+        with self._errors():
             known = [study.study_name for study in self.storage.get_all_studies()]
         if name not in known:
             self._refuse_to_join(known, create)
             if direction not in DIRECTIONS:
                 raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}.")
-        with self._told():
+        with self._errors():
             self.optuna = optuna.create_study(
                 storage=self.storage,
                 study_name=name,
@@ -153,7 +153,7 @@ class Study:
             )
 
     def _check_what_it_holds(self, direction: str | None, about: dict[str, Any]) -> None:
-        with self._told():
+        with self._errors():
             now = self.storage.get_study_directions(self.id)[0].name.lower()
             # In this order: whoever has just made the study writes what it is about before there are trials.
             empty = not self.storage.get_all_trials(self.id, deepcopy=False)
@@ -174,13 +174,13 @@ class Study:
                     "Give another name, or another storage."
                 )
         if missing := {key: value for key, value in about.items() if key not in held}:
-            with self._told():
+            with self._errors():
                 self.storage.set_study_user_attr(self.id, ABOUT, held | missing)
         self.direction, self.about = now, held | missing
 
     @contextlib.contextmanager
-    def _told(self) -> Iterator[None]:
-        with errors_told(self.place):
+    def _errors(self) -> Iterator[None]:
+        with storage_errors(self.place):
             yield
 
     def close(self) -> None:
@@ -211,12 +211,12 @@ class Study:
         """Return all trials that are points, in the order of their numbers."""
 
         def read() -> list[FrozenTrial]:
-            with self._told():
+            with self._errors():
                 return self.storage.get_all_trials(self.id, deepcopy=False)
 
         return [trial for trial in self._patiently(read) if KEY in trial.user_attrs]
 
-    def look(self) -> Seen:
+    def snapshot(self) -> Snapshot:
         """Return what is finished, waiting, held and failed now."""
         records: dict[str, Record] = {}
         waiting, held = [], {}
@@ -232,18 +232,20 @@ class Study:
                 held[trial._trial_id] = key, trial.system_attrs.get(_LEASE)
             else:
                 failures[key] = (*failures.get(key, ()), trial.user_attrs.get(FAILED, "failed"))
-        return Seen(tuple(records.values()), tuple(waiting), held, failures)
+        return Snapshot(tuple(records.values()), tuple(waiting), held, failures)
 
     # --- queueing ---
 
-    def queue(self, points: Iterable[Point], seen: Seen | None = None) -> int:
+    def queue(self, points: Iterable[Point], snapshot: Snapshot | None = None) -> int:
         """Queue those points that are neither queued, held nor finished; return how many that were.
 
-        Whoever has decided on these points by what was ``seen`` gives that: what has failed since then is not queued.
+        Whoever has decided on these points by a snapshot gives that: what has failed since then is not queued.
         """
-        seen = self.look() if seen is None else seen
+        snapshot = self.snapshot() if snapshot is None else snapshot
         taken = (
-            {record.point.key for record in seen.records} | set(seen.waiting) | {key for key, _ in seen.held.values()}
+            {record.point.key for record in snapshot.records}
+            | set(snapshot.waiting)
+            | {key for key, _ in snapshot.held.values()}
         )
         count = 0
         for point in points:
@@ -290,7 +292,7 @@ class Study:
         )
 
         def create() -> None:
-            with self._told():
+            with self._errors():
                 self.storage.create_new_trial(self.id, template)
 
         self._patiently(create)
@@ -307,7 +309,7 @@ class Study:
             failed = Counter(trial.user_attrs[KEY] for trial in trials if trial.state == TrialState.FAIL)
             waiting.sort(key=lambda trial: -failed[trial.user_attrs[KEY]])
         for trial in waiting:
-            with contextlib.suppress(UpdateFinishedTrialError), self._told():
+            with contextlib.suppress(UpdateFinishedTrialError), self._errors():
                 if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     continue
                 held = Held(self, trial, holder(worker))
@@ -320,7 +322,7 @@ class Study:
         """Return a held trial as Optuna's own kind."""
 
         def read() -> optuna.trial.Trial:
-            with self._told():
+            with self._errors():
                 return optuna.trial.Trial(self.optuna, trial_id)
 
         return self._patiently(read)
@@ -329,7 +331,7 @@ class Study:
         """End a trial without a result, whoever holds it; False if it has ended already."""
 
         def end() -> bool:
-            with self._told():
+            with self._errors():
                 try:
                     self.storage.set_trial_user_attr(trial_id, FAILED, reason)
                     self.storage.set_trial_state_values(trial_id, TrialState.FAIL)
@@ -339,10 +341,10 @@ class Study:
 
         return self._patiently(end)
 
-    def take_back(self, seen: Seen, watch: Watch) -> int:
+    def take_back(self, snapshot: Snapshot, watch: Watch) -> int:
         """Fail the trials whose holders show no sign of life; return how many there were."""
-        watch.forget_all_but(set(seen.held))
-        lost = [trial for trial, (_, lease) in seen.held.items() if watch.has_run_out(trial, lease)]
+        watch.forget_all_but(set(snapshot.held))
+        lost = [trial for trial, (_, lease) in snapshot.held.items() if watch.has_run_out(trial, lease)]
         return sum(self.fail(trial, LOST) for trial in lost)
 
     def withdraw(self, wanted: "set[str] | None" = None) -> None:
@@ -360,7 +362,7 @@ class Study:
         """End a trial that waits: it is taken first, so that nobody else has it under way."""
 
         def take() -> bool:
-            with self._told():
+            with self._errors():
                 try:
                     return self.storage.set_trial_state_values(trial_id, TrialState.RUNNING)
                 except UpdateFinishedTrialError:
@@ -471,7 +473,7 @@ class Held:
         """Write, and wait for a database that is away; False if the trial has been ended by another process."""
 
         def act() -> bool:
-            with errors_told(self.study.place):
+            with storage_errors(self.study.place):
                 try:
                     write()
                 except UpdateFinishedTrialError:

@@ -123,7 +123,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
     ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
     ...     _ = study.queue([Point(0.1, None, 0)])
     ...     evaluate(lambda trial: float("nan"), study.take("me"))
-    ...     study.look().records[0].value
+    ...     study.snapshot().records[0].value
     True
     inf
     """
@@ -149,7 +149,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         held.fail(f"{GIVEN_BACK}: the storage did not answer")
         return False
     except Exception as error:
-        reason = _told(error)
+        reason = _described(error)
         if reason not in held.study.printed_errors:  # a retry would only repeat it
             held.study.printed_errors.add(reason)
             traceback.print_exc(file=sys.stderr)
@@ -159,7 +159,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         if os.getpid() != pid:  # a process that the objective has forked ends: the point is not its own
             raise
         is_asked = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _ASKED)
-        held.fail(f"{GIVEN_BACK}: stopped" if is_asked else f"{DIED}: {_told(error)}")
+        held.fail(f"{GIVEN_BACK}: stopped" if is_asked else f"{DIED}: {_described(error)}")
         raise
     if math.isfinite(value):
         return held.finish(value, facts=trial.facts)
@@ -191,7 +191,7 @@ def _short(value: Any) -> str:
     return told if len(told) <= 60 else f"a {type(value).__name__}"
 
 
-def _told(error: BaseException) -> str:
+def _described(error: BaseException) -> str:
     """Return an error as one line, with the place where it was raised."""
     if isinstance(error, TypeError) and "but must be a number" in str(error):
         return str(error).rstrip(".")

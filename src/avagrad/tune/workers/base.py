@@ -13,7 +13,7 @@ import cloudpickle
 
 from avagrad.tune.leases import LEASE
 from avagrad.tune.storage import StorageError, patiently
-from avagrad.tune.study import GIVEN_BACK, Seen, Study
+from avagrad.tune.study import GIVEN_BACK, Snapshot, Study
 from avagrad.tune.trial import Objective, evaluate
 
 __all__ = ["Job", "WorkerError", "WorkerPool", "new_name", "work_on_one"]
@@ -133,20 +133,20 @@ class WorkerPool(ABC):
     def stop(self) -> None:
         """End all workers; what they hold is given back."""
 
-    def check(self, seen: Seen) -> None:  # noqa: B027  # nothing to do where this process works
+    def check(self, snapshot: Snapshot) -> None:  # noqa: B027  # nothing to do where this process works
         """Replace workers that have died, and kill those that have been at a point for too long."""
 
     def wait(self, seconds: float) -> None:
         """Let some time pass in which others work."""
         time.sleep(seconds)
 
-    def _held_by(self, worker: str, seen: Seen) -> list[int]:
-        return [trial for trial, (_, lease) in seen.held.items() if lease is not None and lease["worker"] == worker]
+    def _held_by(self, worker: str, snapshot: Snapshot) -> list[int]:
+        return [trial for trial, (_, lease) in snapshot.held.items() if lease is not None and lease["worker"] == worker]
 
     def _give_back(self, workers: Sequence[str], reason: str) -> None:
-        seen = self.study.look()
+        snapshot = self.study.snapshot()
         for worker in workers:
-            for trial in self._held_by(worker, seen):
+            for trial in self._held_by(worker, snapshot):
                 self.study.fail(trial, reason)
 
     def _give_back_at_the_end(self, workers: Sequence[str]) -> None:
@@ -155,12 +155,12 @@ class WorkerPool(ABC):
         with contextlib.suppress(StorageError):
             self._give_back(workers, f"{GIVEN_BACK}: stopped")
 
-    def _too_long(self, worker: str, seen: Seen) -> list[int]:
+    def _too_long(self, worker: str, snapshot: Snapshot) -> list[int]:
         """Return the trials that a worker has held for longer than the timeout."""
         if self.timeout is None:
             return []
         now = time.monotonic()
-        held = self._held_by(worker, seen)
+        held = self._held_by(worker, snapshot)
         return [trial for trial in held if now - self.since.setdefault(trial, now) > self.timeout]
 
     def _fail_for_time(self, trials: Sequence[int]) -> None:

@@ -9,7 +9,7 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from avagrad.tune.study import DIED, Seen, Study
+from avagrad.tune.study import DIED, Snapshot, Study
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work, work_on_one
 from avagrad.worker_process import WorkerProcess, stop_all
@@ -98,14 +98,14 @@ class LocalProcesses(WorkerPool):
         for slot in self.slots:
             self.processes.append(_Process(self.job, slot))
 
-    def check(self, seen: Seen) -> None:
+    def check(self, snapshot: Snapshot) -> None:
         """Replace processes that have died, and kill those that have been at a point for too long."""
-        so_far = len(seen.records), sum(map(len, seen.failures.values()))
-        if so_far != self.so_far or any(self._held_by(worker.name, seen) for worker in self.processes):
+        so_far = len(snapshot.records), sum(map(len, snapshot.failures.values()))
+        if so_far != self.so_far or any(self._held_by(worker.name, snapshot) for worker in self.processes):
             self.so_far, self.died_idle = so_far, 0
         for i, worker in enumerate(self.processes):
             code = worker.process.process.poll()
-            late = self._too_long(worker.name, seen) if code is None else []
+            late = self._too_long(worker.name, snapshot) if code is None else []
             if code is None and not late:
                 continue
             reason = worker.close()
@@ -117,7 +117,7 @@ class LocalProcesses(WorkerPool):
     def _record_death(self, worker: _Process, code: int, reason: str) -> None:
         if reason:
             raise WorkerError(reason)
-        held = self._held_by(worker.name, self.study.look())
+        held = self._held_by(worker.name, self.study.snapshot())
         how = f"killed by {_signal(-code)}" if code < 0 else f"exit code {code}"
         for trial in held:
             self.study.fail(trial, f"{DIED} ({how})")

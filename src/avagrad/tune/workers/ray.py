@@ -4,7 +4,7 @@ import contextlib
 import os
 from typing import Any
 
-from avagrad.tune.study import DIED, Seen, Study
+from avagrad.tune.study import DIED, Snapshot, Study
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work
 
 __all__ = ["RayTasks"]
@@ -58,11 +58,11 @@ class RayTasks(WorkerPool):
         name = new_name()
         return name, self.task.remote(self.job, name)
 
-    def check(self, seen: Seen) -> None:
+    def check(self, snapshot: Snapshot) -> None:
         """Replace workers that have died, with their node or alone, and cancel those that take too long for a point."""
         ray = self.ray
         for i, (name, task) in enumerate(self.tasks):
-            if late := self._too_long(name, seen):
+            if late := self._too_long(name, snapshot):
                 ray.cancel(task, force=True)
                 self._fail_for_time(late)
                 self.tasks[i] = self._place()
