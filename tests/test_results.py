@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 
 from avagrad.report.curves import budget_curves
-from avagrad.report.heatmaps import heat_map
+from avagrad.report.heatmaps import heat_map, space_of
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.report.ridges import ridge
 from avagrad.tune.records import Record, read_records
+from avagrad.tune.search import replay, scores
 
 ROOT = Path(__file__).parent.parent
 METHODS = ("adam", "avagrad", "avagrad-active")
@@ -232,13 +233,22 @@ def test_the_table_of_the_race_is_what_was_recorded() -> None:
 
 
 def test_the_search_by_lines_is_the_one_that_raced() -> None:
-    """The recorded maps of AvaStep, from four starts: trials, and how far from the best cell."""
     searches = runpy.run_path(str(ROOT / "benchmarks" / "searches.py"))
     found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
-    raced = [(place, space, known) for place, space, known in searches["maps"]() if place.endswith("/avastep")]
-    assert len(raced) == 3
-    for place, space, known in raced:
+    for place, space, known in searches["maps"]():
         curves = searches["by_lines"](space, known)
         assert [len(curve) for curve in curves] == found[place]["lines"]["trials"]
-        assert max(map(len, curves)) <= 16
         assert searches["regrets"](curves, known, 45)["median"] == found[place]["lines"]["median"]
+
+
+@pytest.mark.parametrize("folder", ["cifar10-small", "digits-wide", "tinyshakespeare-wide"])
+def test_sixteen_trials_find_avasteps_best_from_every_eps(folder: str) -> None:
+    records = read_records(ROOT / "results" / folder / "avastep" / "records.jsonl")
+    space, known = space_of(records), scores(records)
+    best = min(known.values(), key=lambda score: score.rank)
+    assert space.eps is not None
+    for eps in space.eps.values:
+        found = replay("lines", space, known, start=space.start(start_eps=eps))
+        assert found.trials <= 16
+        assert found.score is not None
+        assert found.score.loss - best.loss <= best.error

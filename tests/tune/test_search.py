@@ -73,20 +73,37 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
     if method == "grid":
         return Told(winner([(r, c) for r in range(rows) for c in range(columns)]), paid, 0)
 
-    def coarse_to_fine(line: list[tuple[int, int]], at: int) -> tuple[int, int] | None:
+    def coarse_to_fine(line: list[tuple[int, int]], at: int, dips: int) -> tuple[int, int] | None:
         stride = 4 if len(line) > 16 else 2
-        found = winner(line[at % stride :: stride])
-        while found and stride > 1:
-            stride //= 2
-            i = line.index(found)
-            found = winner([line[k] for k in (i - stride, i, i + stride) if 0 <= k < len(line)])
-        return found or winner(line)
+        coarse = list(range(at % stride, len(line), stride))
+        first = winner([line[i] for i in coarse])
+        if first is None:
+            return winner(line)
+        k = coarse.index(line.index(first))
+        losses = [value(line[i]) for i in coarse]
+        dip = [
+            line[coarse[i]]
+            for i in range(len(coarse))
+            if abs(i - k) > 1
+            and (i == 0 or losses[i] <= losses[i - 1])
+            and (i == len(coarse) - 1 or losses[i] <= losses[i + 1])
+        ]
+        second = winner(dip) if dip and dips == 2 else None
+        found = []
+        for place in filter(None, (first, second)):
+            for step in [2, 1] if stride == 4 else [1]:
+                i = line.index(place)
+                near = winner([line[n] for n in (i - step, i, i + step) if 0 <= n < len(line)])
+                assert near is not None
+                place = near
+            found.append(place)
+        return winner(found)
 
-    by_lr = winner(lr_line(start[1])) if method == "separable" else coarse_to_fine(lr_line(start[1]), start[0])
+    by_lr = winner(lr_line(start[1])) if method == "separable" else coarse_to_fine(lr_line(start[1]), start[0], 1)
     if by_lr is None:
         return Told(None, paid, 0)
     line = eps_line(by_lr[0])
-    pick = winner(line) if method == "separable" else coarse_to_fine(line, start[1])
+    pick = winner(line) if method == "separable" else coarse_to_fine(line, start[1], 2)
     assert pick is not None
     for rings in range(1, 1000):
         row, column = pick
@@ -238,9 +255,9 @@ def test_the_stages_of_a_search_by_lines() -> None:
         seen.append(plan("lines", space, paid, start=space.start()))
         paid |= {cell: known[cell] for cell in seen[-1].cells}
     assert [(now.stage, len(now.cells), str(now.pick), now.coarse, now.at_most) for now in seen] == [
-        ("line over lr at eps 0.1", 7, "None", True, 18),
-        ("line over lr at eps 0.1", 2, "lr 0.01, eps 0.1", False, 18),
-        ("line over eps at lr 0.01", 4, "lr 0.01, eps 0.1", True, 17),
+        ("line over lr at eps 0.1", 7, "None", True, 20),
+        ("line over lr at eps 0.1", 2, "lr 0.01, eps 0.1", False, 20),
+        ("line over eps at lr 0.01", 4, "lr 0.01, eps 0.1", True, 19),
         ("line over eps at lr 0.01", 2, "lr 0.01, eps 1e-05", False, 17),
         ("neighbours of lr 0.01, eps 1e-05", 2, "lr 0.01, eps 1e-05", False, 17),
         ("neighbours of lr 0.01, eps 1e-05", 0, "lr 0.01, eps 1e-05", False, 17),
@@ -278,6 +295,15 @@ def test_lines_find_the_bottom_of_two_valleys_from_anywhere(
     assert (found.pick, found.rings) == (lowest, 1)
     assert found.trials <= {(13, 11): 18, (13, 13): 19, (21, 21): 22}.get(space.shape, 22)
     assert found.trials <= plan("lines", space, {}, start=start).at_most
+
+
+def test_a_second_dip_along_eps_is_followed_up() -> None:
+    space = Space(axis([1, 2, 3], "lr"), axis(range(1, 14), "eps"))
+    along = [9.0, 8.0, 7.0, 5.0, 6.0, 1.0, 5.5, 8.0, 7.0, 6.0, 5.0, 4.5, 4.0]  # a wide dip at 13, a narrow one at 6
+    known = {cell: Score(along[int(cell.eps or 0) - 1] + abs((cell.lr or 0) - 2)) for cell in space.cells()}
+    found = replay("lines", space, known, start=Cell(2.0, 1.0))
+    assert found.pick == Cell(2.0, 6.0)
+    assert found.trials == 3 + 6 + (1 + 2) + 2
 
 
 def test_coarse_values_need_one_seed() -> None:

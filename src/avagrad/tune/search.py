@@ -2,9 +2,11 @@
 
 - ``lines``: over lr at the start's eps, then over eps at the best lr, each from coarse to fine: every second value,
   counted from the start (every fourth, then every second, on an axis of more than 16), then the neighbours of the best.
-  Last come those neighbours of the pick on both axes that are not known yet; while one of them is better, the search
-  moves there. A pick at an end of an axis extends it, at most twice, where that is allowed. Coarse values need one
-  seed, all others need all. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells where no neighbour is better.
+  Along eps, where losses are often level, a second dip among the coarse values is followed up as well. Last come those
+  neighbours of the pick on both axes that are not known yet; while one of them is better, the search moves there. A
+  pick at an end of an axis extends it, at most twice, where that is allowed. Coarse values need one seed, all others
+  need all. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells where no neighbour is better, and 2 more where there
+  is a second dip.
 - ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
   of the best cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at
   the neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On
@@ -366,26 +368,44 @@ class _Lines:
         """Search an axis through a cell, from coarse to fine; return its best cell."""
         line = self.space.along(name, at)
         later = self.names[self.names.index(name) + 1 :]
-        rest = sum(_most_of_line(len(self.space.along(other, at))) - 1 for other in later) + 2 * len(self.names) - 2
-        stride = 4 if len(line) > _LONG else 2
+        rest = sum(_most_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
+        stride = _first_stride(len(line))
         cells = self._around(name, at, stride, len(line))
-        while True:
-            coarse = stride > 1
-            known = self.by_first_seed if coarse else self.known
-            pick = best(cells, known)
-            yield self._step(stage, cells, pick, rest=rest + 2 * (stride // 2), coarse=coarse)
-            if pick is None:
-                if cells == line:
-                    return None
-                stride, cells = 1, line  # all that was tried has failed, but not yet all
-            elif coarse:
-                stride //= 2
-                cells = self._around(name, pick, stride, 1)
-            elif self._extends(name, pick=pick):
-                before, line = line, self.space.along(name, at)
-                cells = tuple(cell for cell in line if cell == pick or cell not in before)
-            else:
-                return pick
+        pick = best(cells, self.by_first_seed)
+        yield self._step(stage, cells, pick, rest=rest + _most_refined(name, stride), coarse=True)
+        dips = self._dips(name, cells, pick)
+        while dips and stride > 1:
+            stride //= 2
+            near = [self._around(name, dip, stride, 1) for dip in dips]
+            cells = tuple(dict.fromkeys(itertools.chain.from_iterable(near)))
+            known = self.by_first_seed if stride > 1 else self.known
+            more = {"rest": rest + _most_refined(name, stride), "coarse": stride > 1}
+            yield self._step(stage, cells, best(cells, known), **more)
+            dips = [found for each in near if (found := best(each, known)) is not None]
+        pick = best(dips, self.known)
+        if pick is None:  # all that was tried has failed, but not yet all
+            pick = best(line, self.known)
+            yield self._step(stage, line, pick, rest=rest)
+        while pick is not None and self._extends(name, pick=pick):
+            before, line = line, self.space.along(name, at)
+            cells = tuple(cell for cell in line if cell == pick or cell not in before)
+            pick = best(cells, self.known)
+            yield self._step(stage, cells, pick, rest=rest)
+        return pick
+
+    def _dips(self, name: str, cells: tuple[Cell, ...], pick: Cell | None) -> list[Cell]:
+        """Return the best coarse cell; along eps, where a line may have two dips, also the best of another dip."""
+        if pick is None or name != "eps":
+            return [pick] if pick else []
+        ranks = [self.by_first_seed[cell].rank for cell in cells]
+        place = cells.index(pick)
+        others = [
+            cell
+            for i, cell in enumerate(cells)
+            if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in (i - 1, i + 1) if 0 <= k < len(cells))
+        ]
+        second = best(others, self.by_first_seed)
+        return [pick, second] if second else [pick]
 
     def _neighbours(self, pick: Cell) -> Iterator[_Step]:
         confirmed = None
@@ -422,10 +442,20 @@ class _Lines:
         return _Step(stage, cells, pick, self.path, space=self.space, **more)
 
 
-def _most_of_line(length: int) -> int:
+def _first_stride(length: int) -> int:
+    return 4 if length > _LONG else 2
+
+
+def _most_refined(name: str, stride: int) -> int:
+    """Return how many cells it takes at most to go from this stride to single steps."""
+    return (4 if name == "eps" else 2) * (stride // 2)
+
+
+def _most_of_line(name: str, space: Space) -> int:
     """Return how many cells of an axis the search by lines takes at most."""
-    stride = 4 if length > _LONG else 2
-    return min(length, math.ceil(length / stride) + 2 * (stride // 2))
+    length = space.shape[NAMES.index(name)]
+    stride = _first_stride(length)
+    return min(length, math.ceil(length / stride) + _most_refined(name, stride))
 
 
 def _separable(given: _Known) -> Iterator[_Step]:

@@ -57,7 +57,7 @@ def tune(
     together: RunTogether | None = None,
     watcher: Callable[[Progress], object] | None = None,
 ) -> Result:
-    """Find the best lr and eps for an objective, in at most 18 trials where a grid of 13 x 11 has 143.
+    """Find the best lr and eps for an objective, in about 16 trials where a grid of 13 x 11 has 143.
 
     Interrupted or killed, the same call goes on where it stopped: finished points are never run again, those that were
     under way or have failed are. Any number of processes may make the same call on the same storage, and share the
