@@ -112,7 +112,7 @@ def sweep(
     >>> from avagrad.lab.config import configure
     >>> from avagrad.tune.space import axis
     >>> with tempfile.TemporaryDirectory() as place:
-    ...     result = sweep(configure("digits", epochs=1), lr=axis("0.1,1", "lr"), eps=None, folder=place)
+    ...     result = sweep(configure("digits", epochs=1), lr=axis("0.1,1", "lr"), eps=None, folder=place, extend=False)
     >>> len(result.trials)
     2
     """
