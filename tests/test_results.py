@@ -100,6 +100,7 @@ def test_the_table_of_equal_budgets_is_what_the_records_say(
     assert numbers == [(f"{value:.{digits}f}", trials) for value, trials in expected]
 
 
+@pytest.mark.slow
 def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, tmp_path: Path) -> None:
     """The same pixels where matplotlib is the same; every figure that a document shows is among them."""
     script = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))

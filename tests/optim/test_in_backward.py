@@ -100,7 +100,13 @@ def assert_same(one: tuple[Model, Any], two: tuple[Model, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "path"), [(name, path) for name in ALL for path in PATHS if name in DELAYED or path not in FUSED_PATHS]
+    ("name", "path"),
+    [
+        pytest.param(name, path, marks=pytest.mark.slow if path == "triton" else ())
+        for name in ALL
+        for path in PATHS
+        if name in DELAYED or path not in FUSED_PATHS
+    ],
 )
 def test_the_same_bits_as_the_ordinary_step(name: str, path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, options = options_of(path, name, monkeypatch)
