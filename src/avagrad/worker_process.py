@@ -48,7 +48,6 @@ class WorkerProcess:
     ``connection`` is the other end of :attr:`connection`; function and arguments are pickled. Asked to stop by SIGTERM,
     the process raises SystemExit where it is.
 
-    >>> import operator
     >>> process = WorkerProcess(Connection.send, "hello")
     >>> process.connection.recv()
     'hello'

@@ -159,7 +159,7 @@ class SearchLoop:
                     f"yet; {self._kept()}."
                 )
 
-    # --- what is told ---
+    # --- messages, progress and the result ---
 
     def _kept(self) -> str:
         done = len(self.snapshot.records)

@@ -1,4 +1,4 @@
-"""Whether lr and eps can be tuned one after the other: measured on a finished grid, or told from a search's ring.
+"""Whether lr and eps can be tuned one after the other: measured on a finished grid, or read off a search's ring.
 
 The *ridge* is the best lr at each eps. Where it is flat the two part: any eps serves to find the lr, and a line over lr
 and a line over eps find what the grid finds. Where it is a slope of 1 in logarithms, only their ratio matters.
@@ -32,7 +32,7 @@ class Separability:
       how much worse that is, and what it pays
     - ``cells``: how many cells the grid has
 
-    What is None or infinite has nothing to be told of: every cell diverged, or the search's first line did.
+    What is None or infinite has no value: every cell diverged, or the search's first line did.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-4:1:5", "eps"))

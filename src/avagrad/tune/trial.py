@@ -23,7 +23,7 @@ __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
 # Values on the way that no pruner reads are written at most so often, in seconds.
 _REPORT_EVERY = 0.2
 _LAST_STEP = 2**31 - 1  # databases hold no larger one
-# The codes with which a process ends that was told to.
+# The codes with which a process ends that was asked to stop.
 _ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
