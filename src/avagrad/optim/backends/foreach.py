@@ -6,7 +6,7 @@ the element-wise body is written again, and held to the same numbers by the test
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -31,6 +31,7 @@ class _Batch(NamedTuple):
 
     views: list[int]  # the index of each one's view,
     parts: list[int]  # and which of its blocks this is
+    steps: list[Tensor]
     ws: list[Tensor]
     ms: list[Tensor]
     vs: list[Tensor]
@@ -52,17 +53,16 @@ class Foreach(Loop):
         self._batches = list(_batches(views))
         self._split = {i for batch in self._batches for i, part in zip(batch.views, batch.parts, strict=True) if part}
 
-    def _alike(self, views: Iterable[int]) -> Iterator[tuple[int, list[int], _Batch, Seen]]:
+    def _alike(self, views: Collection[int]) -> Iterator[tuple[int, list[int], _Batch, Seen]]:
         """Return batches of these views alone that have one count of gradients, and which part of a batch each is."""
-        counts = {i: self.views[i].step_value() for i in views}
         for number, batch in enumerate(self._batches):
-            found: dict[float | None, list[int]] = {}
+            on_host, found = self.views[batch.views[0]].on_host, dict[float | None, list[int]]()
             for place, i in enumerate(batch.views):
-                if i in counts:
-                    found.setdefault(None if isinstance(counts[i], Tensor) else counts[i], []).append(place)  # type: ignore[arg-type]
+                if i in views:
+                    found.setdefault(batch.steps[place].item() if on_host else None, []).append(place)
             for count, places in found.items():
                 part = batch.select(places)
-                yield number, places, part, [counts[i] for i in part.views] if count is None else count  # type: ignore[misc]
+                yield number, places, part, [self.views[i].step_value() for i in part.views] if count is None else count  # type: ignore[misc]
 
     def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
         parts = {i: blocks(grads[i]) for i in self._split if i in grads}
@@ -109,12 +109,12 @@ def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
     kinds: dict[Any, list[tuple[Any, ...]]] = {}
     for i, view in enumerate(views):
         tensors = (blocks(x) for x in (view.w, *view.state, view.compensation) if x is not None)
-        kind = kinds.setdefault((view.group, view.w.device, view.w.dtype), [])
-        kind.extend((i, part, *pieces) for part, pieces in enumerate(zip(*tensors, strict=True)))
+        kind = kinds.setdefault((view.group, view.w.device, view.w.dtype, view.on_host), [])
+        kind.extend((i, part, view.step, *pieces) for part, pieces in enumerate(zip(*tensors, strict=True)))
     for alike in kinds.values():
         first = size = 0
-        most = block_size(alike[0][2].device)
-        for k, (_, _, w, *_) in enumerate(alike):
+        most = block_size(alike[0][3].device)
+        for k, (_, _, _, w, *_) in enumerate(alike):
             if size and size + w.numel() > most:
                 yield _batch(alike[first:k])
                 first, size = k, 0
@@ -123,10 +123,10 @@ def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
 
 
 def _batch(pieces: list[tuple[Any, ...]]) -> _Batch:
-    views, parts, ws, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
+    views, parts, steps, ws, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
     dtype = scalar_dtype(ws[0].device)
     numels = torch.stack([torch.full((), w.numel(), dtype=dtype, device=w.device) for w in ws])  # a graph may hold it
-    return _Batch(views, parts, ws, ms, vs, numels, *(rests or [[]]))
+    return _Batch(views, parts, steps, ws, ms, vs, numels, *(rests or [[]]))
 
 
 def _count(steps: list[Tensor]) -> None:
