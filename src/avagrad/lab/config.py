@@ -46,8 +46,9 @@ class Config:
     graph: bool = False  # on CUDA: the whole step as one graph
     compile: bool = False  # the model, by torch.compile
     deterministic: bool = False  # on CUDA: the same bits in every run; a CPU's always are
-    schedule: str = "milestones"  # or cosine: down to 0 at the end of the run
+    schedule: str = "milestones"  # or cosine: down to end_factor of lr at the end of the run
     warmup: int = 0  # steps over which lr rises from 0, in either schedule
+    end_factor: float = 0.0  # of lr, at the end of cosine
     data: str | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
@@ -68,7 +69,8 @@ class Config:
             return self.lr * (done + 1) / self.warmup
         if self.schedule == "cosine":
             share = (done - self.warmup) / max(1, self.epochs * steps_per_epoch - self.warmup)
-            return self.lr * (1 + math.cos(math.pi * min(1.0, share))) / 2
+            height = (1 + math.cos(math.pi * min(1.0, share))) / 2
+            return self.lr * (self.end_factor + (1 - self.end_factor) * height)
         return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
 
     @property
@@ -106,7 +108,19 @@ class Config:
         return cls(**values)
 
 
-_RUN = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads", "schedule", "warmup")
+_RUN = (
+    "lr",
+    "eps",
+    "weight_decay",
+    "epochs",
+    "milestones",
+    "factor",
+    "clip",
+    "threads",
+    "schedule",
+    "warmup",
+    "end_factor",
+)
 _SCHEDULES = ("milestones", "cosine")
 
 
@@ -130,9 +144,9 @@ def configure(
     """Put a run together: what is given, else what the preset has for this method and task, else the defaults.
 
     ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip, threads, schedule ("milestones" or
-    "cosine") and warmup (steps); None is the same as nothing. ``no_clipping`` turns a preset's clipping off. On CUDA
-    ``precision`` is the task's (bf16 for images, tf32 for texts) unless it is given, and the step is recorded as a
-    graph where the task allows it.
+    "cosine"), warmup (steps) and end_factor; None is the same as nothing. ``no_clipping`` turns a preset's clipping
+    off. On CUDA ``precision`` is the task's (tf32 for ``chars``, bf16 for larger models) unless it is given, and the
+    step is recorded as a graph where the task allows it.
 
     >>> config = configure("chars", "adam", preset="paper", data="ptb", seed=3)
     >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
@@ -151,8 +165,14 @@ def configure(
     asked = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
         asked["clip"] = Sourced(None, "given")
-    values = {**protocol, **record.found(task, preset), **asked}
-    for name, usual in {"threads": torch.get_num_threads(), "schedule": "milestones", "warmup": 0}.items():
+    found = record.found(task, preset)
+    values = {**protocol, **found, **asked}
+    for name, usual in {
+        "threads": torch.get_num_threads(),
+        "schedule": "milestones",
+        "warmup": 0,
+        "end_factor": 0.0,
+    }.items():
         values.setdefault(name, Sourced(usual, "default"))
 
     options = {name: Sourced(value, "default") for name, value in cls.options().items()}
@@ -164,7 +184,7 @@ def configure(
             raise ValueError(f"{name} is given as an option of the optimizer, but is a setting of its own.")
         if name == "capturable":
             raise ValueError(f"{name} is given as an option of the optimizer, but the trainer decides on it.")
-    hyper = dict(record.defaults)
+    hyper = dict(record.defaults) | {name: value for name, value in found.items() if name not in _RUN}
     hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}
 
     if record.has_eps and "eps" not in values:
@@ -245,6 +265,7 @@ def _check(config: Config) -> None:
     refuse_unless("milestones", within, f"epochs before the end, which is at {config.epochs}")
     refuse_unless("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
     refuse_unless("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
+    refuse_unless("end_factor", is_number(config.end_factor) and 0 <= config.end_factor <= 1, "a number from 0 to 1")
     refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
     on_cuda = config.device.startswith("cuda")
     refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")

@@ -6,13 +6,14 @@ on each task. Every setting carries its source: ``paper`` ("Domain-independent D
 """
 
 import inspect
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+from torch.optim.optimizer import ParamsT
 
 import avagrad
 from avagrad.lab.checks import is_number, is_whole
@@ -95,7 +96,7 @@ class Method:
         if not fits:
             raise ValueError(f"{self.name}: {name} is {value!r}, but must be {allowed}.")
 
-    def build(self, params: Iterable[Tensor], options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
+    def build(self, params: ParamsT, options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; an unknown option is answered with the nearest one.
 
         On CUDA it is the fused one where there is one, and one that a graph can hold.
@@ -154,11 +155,18 @@ def _quick(task: str, **values: Any) -> dict[tuple[str, str], Settings]:
     return _found("ours", task, "quick", **values)
 
 
+def _gpt(quick: float, small: float, base: float, **values: Any) -> dict[tuple[str, str], Settings]:
+    """Settings of transformers: a learning rate for each size, and what they share."""
+    sizes = {"quick": quick, "small": small, "base": base}
+    return {key: x for preset, lr in sizes.items() for key, x in _found("ours", "gpt", preset, lr=lr, **values).items()}
+
+
 def _table_1(cifar10: str, cifar100: str, imagenet: str, chars: str) -> dict[str, str]:
     return {"CIFAR-10": cifar10, "CIFAR-100": cifar100, "ImageNet": imagenet, "Penn Treebank": chars}
 
 
 _ADAM = _from("paper", betas=(0.9, 0.999))
+_LIKE_ADAMW = _gpt(quick=5e-3, small=2e-3, base=1e-3, eps=1e-8, betas=(0.9, 0.95))
 
 METHODS: dict[str, Method] = {
     record.name: record
@@ -173,6 +181,7 @@ METHODS: dict[str, Method] = {
                 **_chars(lr=20.0),
                 **_quick("digits", lr=0.1),
                 **_quick("chars", lr=5.0),
+                **_quick("gpt", lr=0.1, weight_decay=0.0),
             },
             paper_errors=_table_1("3.86 (0.08)", "19.05 (0.24)", "24.01", "1.238"),
         ),
@@ -186,6 +195,7 @@ METHODS: dict[str, Method] = {
                 **_chars(lr=0.002, eps=1e-8),
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-8),
+                **_quick("gpt", lr=5e-3, eps=1e-8, weight_decay=0.0, betas=(0.9, 0.95)),
             },
             paper_errors=_table_1("3.64 (0.06)", "18.96 (0.21)", "23.45", "1.182"),
         ),
@@ -200,6 +210,7 @@ METHODS: dict[str, Method] = {
                 **_chars(lr=0.002, eps=1e-8),
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-8),
+                **_quick("gpt", lr=5e-3, eps=1e-8, weight_decay=0.0, betas=(0.9, 0.95)),
             },
             paper_errors=_table_1("3.90 (0.17)", "18.97 (0.09)", "23.46", "1.187"),
         ),
@@ -211,6 +222,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.001, eps=1e-8),
                 **_quick("chars", lr=0.1, eps=1e-8),
+                **_quick("gpt", lr=1e-3, eps=1e-8, weight_decay=0.0),
             },
             paper_errors=_table_1("5.40 (0.24)", "22.76 (0.17)", "27.99", "2.863"),
         ),
@@ -222,6 +234,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.1, eps=1e-3),
+                **_quick("gpt", lr=0.01, eps=1e-3, weight_decay=0.0),
             },
             paper_errors=_table_1("4.08 (0.11)", "18.88 (0.06)", "N/A", "1.274"),
         ),
@@ -234,6 +247,7 @@ METHODS: dict[str, Method] = {
                 **_vision(eps=10.0),
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-8),
+                **_LIKE_ADAMW,
             },
             paper_errors=_table_1("4.11 (0.17)", "20.13 (0.22)", "27.10", "1.230"),
         ),
@@ -247,6 +261,7 @@ METHODS: dict[str, Method] = {
                 **_chars(lr=200.0, eps=1e-8),
                 **_quick("digits", lr=0.5, eps=0.1),
                 **_quick("chars", lr=50.0, eps=1e-3),
+                **_quick("gpt", lr=30.0, eps=1e-4, weight_decay=0.0, betas=(0.9, 0.95)),
             },
             paper_errors=_table_1("3.80 (0.02)", "18.76 (0.20)", "23.58", "1.179"),
         ),
@@ -260,6 +275,7 @@ METHODS: dict[str, Method] = {
                 **_chars(lr=200.0, eps=1e-5),
                 **_quick("digits", lr=0.5, eps=0.1),
                 **_quick("chars", lr=50.0, eps=1e-3),
+                **_quick("gpt", lr=30.0, eps=1e-4, weight_decay=0.0, betas=(0.9, 0.95)),
             },
             paper_errors=_table_1("3.97 (0.02)", "19.04 (0.37)", "23.49", "1.175"),
         ),
@@ -271,6 +287,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-3),
+                **_LIKE_ADAMW,
             },
         ),
         Method(
@@ -281,6 +298,8 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-6),
+                **_quick("gpt", lr=3e-3, eps=1e-6, decoupled_weight_decay=True),
+                **_found("ours", "gpt", "small", lr=5e-4, eps=1e-6, decoupled_weight_decay=True),
             },
         ),
         Method(
@@ -291,6 +310,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-8),
+                **_quick("gpt", lr=1e-3, eps=1e-8, weight_decay=0.0, betas=(0.9, 0.95)),
             },
         ),
         Method(
@@ -301,6 +321,7 @@ METHODS: dict[str, Method] = {
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
                 **_quick("chars", lr=0.01, eps=1e-5),
+                **_quick("gpt", lr=5e-3, eps=1e-5, weight_decay=0.0, betas=(0.9, 0.95)),
             },
         ),
     )

@@ -45,8 +45,9 @@ _TABLE = [
     Option("epochs", int, "how many epochs"),
     Option("milestones", str, "epochs at which the learning rate drops, such as 60,120,160; 'none' for a constant one"),
     Option("factor", float, "what it is multiplied by then"),
-    Option("schedule", str, "of the learning rate: milestones, or cosine, down to 0 at the end"),
+    Option("schedule", str, "of the learning rate: milestones, or cosine"),
     Option("warmup", int, "steps over which the learning rate rises from 0"),
+    Option("end_factor", float, "what is left of the learning rate at the end of cosine, as a share; 0 if not given"),
     Option("clip", float, "the largest norm of all gradients together; 0 for no clipping"),
     Option("option", list, "an option of the task: NAME=VALUE", "-o"),
     Option("optimizer_option", list, "an option of the method: NAME=VALUE"),
@@ -142,7 +143,7 @@ def config_from(task: str, given: Mapping[str, Any]) -> Config:
     >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
     (2, 4)
     """
-    names = ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads", "schedule", "warmup")
+    names = ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads", "schedule", "warmup", "end_factor")
     settings = {name: given.get(name) for name in names}
     if given.get("milestones") is not None:
         settings["milestones"] = _milestones(given["milestones"])

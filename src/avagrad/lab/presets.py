@@ -1,8 +1,8 @@
 """The protocols of the experiments, as data: each value with its source.
 
-``quick`` presets are ours: they learn in under a minute on two cores. The ``paper`` presets are the paper's final runs,
-``paper-search`` its searches over lr and epsilon. The learning rates that each found are with the methods
-(:data:`avagrad.lab.methods.METHODS`).
+``quick``, ``small`` and ``base`` presets are ours; the quick ones learn in under a minute on two cores. The ``paper``
+presets are the paper's final runs, ``paper-search`` its searches over lr and epsilon. The learning rates that each
+found are with the methods (:data:`avagrad.lab.methods.METHODS`).
 """
 
 from collections.abc import Mapping
@@ -36,6 +36,17 @@ _NO_CLIPPING: dict[str, Any] = {"clip": None}
 # The paper does not speak of clipping; the code that it follows clips (Merity, Keskar and Socher, 2018).
 _AS_ITS_MODEL = {"clip": 0.25}
 
+# The usual recipe of transformers: AdamW's, with warm-up and cosine.
+_GPT = {
+    "schedule": "cosine",
+    "end_factor": 0.1,
+    "warmup": 100,
+    "milestones": (),
+    "factor": 0.1,
+    "weight_decay": 0.1,
+    "clip": 1.0,
+}
+
 PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
     "digits": {
         "quick": _preset(
@@ -49,6 +60,19 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         ),
         "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AS_ITS_MODEL),
         "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AS_ITS_MODEL),
+    },
+    "gpt": {
+        "quick": _preset(ours=_GPT | {"epochs": 6, "steps": 100, "threads": 2, "eval_tokens": 16_384}),
+        "small": _preset(
+            ours=_GPT
+            | {"epochs": 20, "steps": 100, "batch_size": 128, "context": 256}
+            | {"layers": 6, "heads": 6, "width": 384}
+        ),
+        "base": _preset(
+            ours=_GPT
+            | {"epochs": 20, "steps": 100, "batch_size": 64, "context": 512}
+            | {"layers": 12, "heads": 12, "width": 768}
+        ),
     },
     "cifar": {
         "paper-search": _preset(paper=_CIFAR | {"model": "wrn-28-4", "full": False}, ours=_NO_CLIPPING),

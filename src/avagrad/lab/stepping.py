@@ -83,6 +83,8 @@ class Step:
     True
     """
 
+    _keeps_casts = True  # of weights, by autocast
+
     def __init__(
         self,
         task: Task,
@@ -105,15 +107,15 @@ class Step:
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
         """Take a step; return its loss, on the device."""
-        loss = self._forward(batch, keep=True)
+        loss = self._forward(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
         self._update()
         self.losses.add(loss)
         return loss.detach()
 
-    def _forward(self, batch: tuple[Tensor, ...], *, keep: bool) -> Tensor:
-        with autocast(self.precision, self.task.device, keep=keep):
+    def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
+        with autocast(self.precision, self.task.device, keep=self._keeps_casts):
             loss, self.carry = self.task.loss(self.model, batch, self.carry, self.noise)
         return loss
 
@@ -133,6 +135,7 @@ class GraphStep(Step):
     True
     """
 
+    _keeps_casts = False  # in a graph they belong to one step; and what was compiled for the first steps stays valid
     _EAGER = 3  # lazily made things (workspaces, states, compiled kernels) are made before the recording
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
@@ -155,7 +158,7 @@ class GraphStep(Step):
         if self.graph is None:
             if self.taken < self._EAGER:
                 self.taken += 1
-                return super().__call__(batch)
+                return super().__call__(tuple(x.clone() for x in batch))  # laid out as those of the recording
             self._record(batch)
         assert self.graph is not None
         if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):
@@ -175,8 +178,7 @@ class GraphStep(Step):
         graph.register_generator_state(self.noise)
         before = self.carry
         with torch.cuda.graph(graph):
-            # Casts of weights are not kept: they belong to this step.
-            loss = self._forward(self.inputs, keep=False)
+            loss = self._forward(self.inputs)
             loss.backward()  # type: ignore[no-untyped-call]
             self._update()
             for kept, new in zip(before, self.carry, strict=True):
@@ -187,7 +189,7 @@ class GraphStep(Step):
 
     def _beside_the_graph(self, batch: tuple[Tensor, ...]) -> Tensor:
         kept = self.carry
-        loss = self._forward(batch, keep=True)
+        loss = self._forward(batch)
         reached = [p for p in self.parameters if p.grad is not None]  # by the graph
         gradients = torch.autograd.grad(loss, reached, materialize_grads=True)
         torch._foreach_copy_([p.grad for p in reached if p.grad is not None], gradients)

@@ -32,6 +32,7 @@ from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_eve
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Score, Task
+from avagrad.optim.param_groups import no_decay_groups
 from avagrad.stopping import Stopped
 
 __all__ = ["Stopped", "Training", "train"]
@@ -103,7 +104,7 @@ class Training(Run):
         arguments = optimizer_arguments(config)
         if config.graph:  # which reads the learning rate from the device
             self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
-        self.optimizer = method(config.optimizer).build(self.model.parameters(), arguments, on_cuda=self.on_cuda)
+        self.optimizer = method(config.optimizer).build(self._params(), arguments, on_cuda=self.on_cuda)
         self.carry = task.start(self.model)
         self.losses = Losses(self.device)
         self.step = 0  # steps taken
@@ -115,6 +116,11 @@ class Training(Run):
         self.total = config.epochs * task.steps_per_epoch
         self.take_step = self._stepper()
         self.set_clock(0.0 if state is None else state["seconds"])
+
+    def _params(self) -> Any:
+        if self.task.no_decay:
+            return no_decay_groups(self.model, weight_decay=self.config.weight_decay)
+        return self.model.parameters()
 
     def _stepper(self) -> Step:
         model: nn.Module = self.model
@@ -177,6 +183,11 @@ class Training(Run):
         with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
+    def _details(self) -> dict[str, Any]:
+        self.model.eval()
+        with torch.no_grad(), autocast(self.config.precision, self.device):
+            return self.task.details(self.model)
+
     def _record(self) -> bool:
         """Write a line of the metrics at the end of an epoch; tell whether its numbers are finite."""
         score = self._evaluate("validation")
@@ -237,6 +248,7 @@ class Training(Run):
             "validation": validation,
             "test": test,
             "best": {key: self.best[key] for key in ("step", "epoch", "error")} if self.best else None,
+            "details": self._details() if status == "finished" else {},
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "remarks": [*self.facts["remarks"], *self.resumed_with],
             "seconds": self.seconds,

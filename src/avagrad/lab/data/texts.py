@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy
 import numpy.typing
 
-__all__ = ["WANTED", "Texts", "download_penn_treebank", "read_texts"]
+__all__ = ["WANTED", "Texts", "download_penn_treebank", "python_documentation", "read_texts"]
 
 PARTS = ("train", "valid", "test")
 END_OF_LINE = "\n"  # Penn Treebank's <eos>
@@ -89,6 +89,17 @@ def from_string(text: str) -> Texts:
     """
     alphabet, tokens = _tokens([lambda: iter([text])])
     return Texts(alphabet, split(tokens[0]), ())
+
+
+def python_documentation() -> Texts:
+    """Take the documentation that every Python carries (``pydoc_data.topics``).
+
+    >>> sum(len(tokens) for tokens in python_documentation().parts.values()) > 400_000
+    True
+    """
+    from pydoc_data import topics
+
+    return from_string("\n\n".join(topics.topics[name] for name in sorted(topics.topics)))
 
 
 def _read_penn_treebank(folder: Path, encoding: str) -> Texts:

@@ -6,6 +6,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from avagrad.lab.models.char_lstm import CharLSTM
+from avagrad.lab.models.gpt import GPT
 
 __all__ = ["CONVOLUTIONS", "PlainBatchNorm", "ProductConv", "stackable"]
 
@@ -119,7 +120,7 @@ def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
         raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
     in_products = convolution == "bmm"
     for layer in model.modules():
-        if isinstance(layer, CharLSTM):
+        if isinstance(layer, CharLSTM | GPT):
             layer.in_products = True
         elif in_products and type(layer) is nn.Conv2d and _is_plain(layer):
             layer.__class__ = ProductConv  # what it has stays in its place

@@ -6,7 +6,7 @@ tensor, whatever the model. Every number of :mod:`avagrad.lab.methods` means her
 
 from __future__ import annotations  # a compiler need not work them out inside of a step
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -23,7 +23,7 @@ from avagrad.optim.adopt import ADOPT, adopt_step
 from avagrad.optim.comparison import with_l2
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
-__all__ = ["Layout", "StackedOptimizer"]
+__all__ = ["Layout", "StackedOptimizer", "wants_blocks"]
 
 Blocks = list[Tensor]  # each (members, numbers)
 _OF_MEMBERS = ("lr", "base_lr", "eps", "weight_decay")  # which may differ from member to member
@@ -34,15 +34,19 @@ _PATHS = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 class Layout:
     """Where the parameters of a model lie in blocks of rows: all in one, or each tensor in a block of its own.
 
+    Those that are ``exempt`` from weight decay never share a block with others; ``decays`` says which blocks decay.
+
     >>> layout = Layout({"a": torch.ones(2, 2), "b": torch.zeros(1)})
     >>> blocks = layout.rows({"a": torch.ones(3, 2, 2), "b": torch.zeros(3, 1)})
     >>> [tuple(block.shape) for block in blocks], layout.views(blocks)["a"].shape
     ([(3, 5)], torch.Size([3, 2, 2]))
     """
 
-    def __init__(self, like: Mapping[str, Tensor], *, apart: bool = False) -> None:
+    def __init__(self, like: Mapping[str, Tensor], *, apart: bool = False, exempt: Collection[str] = ()) -> None:
         self.shapes = {name: tensor.shape for name, tensor in like.items()}
-        self.blocks = [[name] for name in like] if apart else [list(like)]
+        together = [[name for name in like if (name in exempt) == is_exempt] for is_exempt in (False, True)]
+        self.blocks = [[name] for name in like] if apart else [names for names in together if names]
+        self.decays = [names[0] not in exempt for names in self.blocks]
         self.numbers = sum(shape.numel() for shape in self.shapes.values())
 
     def views(self, blocks: Blocks) -> dict[str, Tensor]:
@@ -59,6 +63,15 @@ class Layout:
         return [torch.cat([flat[name] for name in names], 1) for names in self.blocks]
 
 
+def wants_blocks(name: str) -> bool:
+    """Tell whether a method wants each tensor in a block of its own: AdaShift shares one second moment in each.
+
+    >>> wants_blocks("adashift"), wants_blocks("adam")
+    (True, False)
+    """
+    return method(name).make is AdaShift
+
+
 class StackedOptimizer:
     """One method, with the settings of each member; it keeps no state, so that a compiler or a graph can hold a step.
 
@@ -70,9 +83,11 @@ class StackedOptimizer:
     tensor([0.9000, 0.7999], dtype=torch.float64)
     """
 
-    def __init__(self, configs: Sequence[Config], dtype: torch.dtype, device: str) -> None:
+    def __init__(
+        self, configs: Sequence[Config], dtype: torch.dtype, device: str, decays: Sequence[bool] = (True,)
+    ) -> None:
         record = method(configs[0].optimizer)
-        self.configs, self.dtype, self.device = configs, dtype, device
+        self.configs, self.dtype, self.device, self.decays = configs, dtype, device, decays
         # The classes themselves say what the numbers are, and refuse what is wrong.
         groups = [record.build([torch.zeros(1)], optimizer_arguments(config)).param_groups[0] for config in configs]
         self.hyper: dict[str, Any] = {k: value for k, value in groups[0].items() if k not in ("params", *_PATHS)}
@@ -93,11 +108,6 @@ class StackedOptimizer:
         self.kind = record.make
         self.is_adam = issubclass(record.make, torch.optim.Adam)
         self.normalised = "norm" in self.hyper
-
-    @property
-    def apart(self) -> bool:
-        """Whether each tensor wants a block of its own: AdaShift shares one second moment in each."""
-        return self.kind is AdaShift
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
@@ -134,17 +144,19 @@ class StackedOptimizer:
             g = _clipped(g, self.clip)
         columns = {name: column[rows] for name, column in (self.columns | {"lr": lr}).items()}
         move = self._mover(state, t, self.hyper | columns)
-        moved = [move(*block) for block in zip(w, g, state, strict=True)]
+        weight_decay = columns.get("weight_decay", self.hyper["weight_decay"])
+        decays = [weight_decay if decays else 0.0 for decays in self.decays]
+        moved = [move(*block) for block in zip(w, g, state, decays, strict=True)]
         return [new for new, _ in moved], [kept for _, kept in moved]
 
     def _mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any]) -> Any:
-        """Return the function that moves one block: parameters, gradients and state."""
-        common = {name: hyper[name] for name in ("lr", "weight_decay", "maximize")}
+        """Return the function that moves one block: parameters, gradients, state, weight decay."""
+        common = {name: hyper[name] for name in ("lr", "maximize")}
         if self.kind is torch.optim.SGD:
             common |= {name: hyper[name] for name in ("momentum", "nesterov")}
 
-            def sgd(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
-                w, buffer = sgd_step(w, g, kept[0], t, **common)
+            def sgd(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
+                w, buffer = sgd_step(w, g, kept[0], t, weight_decay=decay, **common)
                 return w, [buffer]
 
             return sgd
@@ -157,9 +169,9 @@ class StackedOptimizer:
                 common |= {name: hyper[name] for name in ("base_lr", "final_lr", "gamma")}
             rule: Any = adam_step if self.is_adam else adabound_step
 
-            def adam(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+            def adam(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
                 largest = kept[2] if len(kept) == 3 else None
-                w, *new = rule(w, g, kept[0], kept[1], largest, t, **common)
+                w, *new = rule(w, g, kept[0], kept[1], largest, t, weight_decay=decay, **common)
                 return w, new[: len(kept)]
 
             return adam
@@ -169,23 +181,27 @@ class StackedOptimizer:
                 common["decoupled"] = hyper["decoupled_weight_decay"]
             one_step: Any = adopt_step if self.kind is ADOPT else _rms_adam_step
 
-            def other(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
-                w, *new = one_step(w, g, *kept, t, **common)
+            def other(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
+                w, *new = one_step(w, g, *kept, t, weight_decay=decay, **common)
                 return w, new
 
             return other
         if self.kind is AdaShift:
             fixed = {name: common.pop(name) for name in ("beta1", "beta2", "maximize")} | {"reduce": hyper["reduce"]}
             own = common | {"eps": hyper["eps"]}
-            own = {name: x[:, 0] if isinstance(x, Tensor) else x for name, x in own.items()}
-            axes = {name: 0 if isinstance(x, Tensor) else None for name, x in own.items()}
 
             def one(w: Tensor, g: Tensor, kept: Blocks, own: dict[str, Any]) -> tuple[Tensor, Blocks]:
                 w, ring, v = adashift_step(w, g, kept[1:], kept[0], t, **own, **fixed)
                 return w, [v, *ring]
 
-            each = vmap(one, in_dims=(0, 0, 0, axes))
-            return lambda w, g, kept: each(w, g, kept, own)
+            def adashift(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
+                values = (own | {"weight_decay": decay}).items()
+                each = {name: x[:, 0] if isinstance(x, Tensor) else x for name, x in values}
+                axes = {name: 0 if isinstance(x, Tensor) else None for name, x in values}
+                moved: tuple[Tensor, Blocks] = vmap(one, in_dims=(0, 0, 0, axes))(w, g, kept, each)
+                return moved
+
+            return adashift
         return self._delayed_mover(state, t, hyper, common)
 
     def _delayed_mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any], common: dict[str, Any]) -> Any:
@@ -205,9 +221,10 @@ class StackedOptimizer:
         bounds = hyper["clip_update"], hyper.get("clip_moment"), LARGEST if of_step else None
         remaining = iter(zip(etas, sizes, strict=True))
 
-        def delayed(w: Tensor, g: Tensor, kept: Blocks) -> tuple[Tensor, Blocks]:
+        def delayed(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
             eta, r = next(remaining)
-            w, m, v = delayed_step(w, g, kept[0], kept[1], t, eta, gamma, clips=Clips(r, *bounds), **common)
+            clips = Clips(r, *bounds)
+            w, m, v = delayed_step(w, g, kept[0], kept[1], t, eta, gamma, clips=clips, weight_decay=decay, **common)
             return w, [m, v]
 
         return delayed

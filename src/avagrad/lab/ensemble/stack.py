@@ -15,9 +15,10 @@ from torch.func import functional_call, vmap
 
 from avagrad.lab.config import Config
 from avagrad.lab.ensemble.layers import stackable
-from avagrad.lab.ensemble.optimizer import Blocks, Layout, StackedOptimizer
+from avagrad.lab.ensemble.optimizer import Blocks, Layout, StackedOptimizer, wants_blocks
 from avagrad.lab.stepping import Losses, autocast
 from avagrad.lab.tasks.base import Carry, Task
+from avagrad.optim.param_groups import no_decay_groups
 from avagrad.optim.rules import Scalar
 
 __all__ = ["Stack"]
@@ -78,8 +79,8 @@ class Stack:
         self.on_cuda = torch.device(task.device).type == "cuda"
         weights = {name: p.detach() for name, p in self.asked.named_parameters() if p.requires_grad}
         dtype = next(iter(weights.values())).dtype
-        self.optimizer = StackedOptimizer(configs, dtype, task.device)
-        self.layout = Layout(weights, apart=self.optimizer.apart)
+        self.layout = Layout(weights, apart=wants_blocks(configs[0].optimizer), exempt=self._exempt())
+        self.optimizer = StackedOptimizer(configs, dtype, task.device, self.layout.decays)
         self.members = len(configs)
         self.w = self.layout.rows(self._stacked(weights))
         self.state = self.optimizer.start(self.w)
@@ -100,6 +101,14 @@ class Stack:
             self.measure = torch.compile(self._measure, dynamic=False)
         self.graph = _Graph(self) if graph else None
         self.piece = 0 if self.on_cuda or on_device else max(1, _PIECE // self.layout.numbers)
+
+    def _exempt(self) -> set[str]:
+        """Return the names of the parameters that do not decay."""
+        if not self.task.no_decay:
+            return set()
+        _, others = no_decay_groups(self.asked, weight_decay=1.0)
+        ids = {id(p) for p in others["params"]}
+        return {name for name, p in self.asked.named_parameters() if id(p) in ids}
 
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: x.detach().expand(self.members, *x.shape).clone() for name, x in tensors.items()}

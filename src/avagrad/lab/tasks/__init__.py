@@ -11,6 +11,7 @@ __all__ = ["TASKS", "task_class"]
 TASKS: dict[str, tuple[str, str, str]] = {
     "digits": ("avagrad.lab.tasks.digits", "Digits", "8 x 8 images of handwritten digits, from scikit-learn"),
     "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
+    "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or files of tokens"),
     "cifar": ("avagrad.lab.tasks.cifar", "Cifar", "CIFAR-10 and CIFAR-100, with a Wide ResNet"),
     "imagenet": ("avagrad.lab.tasks.imagenet", "ImageNet", "ImageNet, with a ResNet-50, in one process or several"),
 }

@@ -46,7 +46,7 @@ def digest(tensors: Iterable[Tensor]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.cpu().contiguous().numpy().tobytes())
+        total.update(tensor.cpu().contiguous().view(-1).numpy().data)  # not copied: it may be a mapped file
     return total.hexdigest()
 
 
@@ -70,6 +70,7 @@ class Task(ABC):
     unit: ClassVar[str]
     precision_on_cuda: ClassVar[str] = "bf16"
     data_wanted: ClassVar[str | None] = None  # which the paper's presets need, where the task can do without
+    no_decay: ClassVar[bool] = False  # weight decay leaves out what avagrad.no_decay_groups does
     fits_a_graph: ClassVar[bool] = True  # every step does the same, on what is already on the device
 
     data: str | None = field(default=None, metadata={"of": "run"})
@@ -156,6 +157,10 @@ class Task(ABC):
         The ensemble runs this, and :meth:`loss`, under ``torch.func.vmap``: nothing is read from the device in them.
         """
         raise NotImplementedError(f"{type(self).__name__} has no scores, but must have them, or its own evaluate.")
+
+    def details(self, model: nn.Module) -> dict[str, Any]:
+        """Return what else is worth knowing at the end of a run, as JSON; the model is in eval mode."""
+        return {}
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on the "validation" or the "test" part; the model is in eval mode."""

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
-from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, from_string, read_texts
+from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, python_documentation, read_texts
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
 from avagrad.lab.tasks.base import Carry, Task, digest
 
@@ -78,9 +78,7 @@ class Chars(Task):
         if self.data is None and self.download:
             raise ValueError("chars: download is asked for without data: name the folder that the files go to.")
         if self.data is None:
-            from pydoc_data import topics
-
-            return from_string("\n\n".join(topics.topics[name] for name in sorted(topics.topics)))
+            return python_documentation()
         if self.download:
             download_penn_treebank(self.data)
         return read_texts(self.data, self.encoding)

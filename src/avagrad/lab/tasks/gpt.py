@@ -1,0 +1,215 @@
+"""A transformer that predicts the next token: of any text as characters, or of files of tokens.
+
+Without ``data`` the text is the Python documentation that every Python carries, as for ``chars``.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import numpy
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+
+from avagrad.lab.data.texts import python_documentation, read_texts
+from avagrad.lab.data.tokens import has_token_files, read_tokens
+from avagrad.lab.models.gpt import GPT
+from avagrad.lab.tasks.base import Carry, Task, digest, stream
+
+__all__ = ["Gpt"]
+
+_ON_DEVICE = 2**32  # bytes of tokens that are moved to the device; more are read from the file, batch by batch
+_GROUPS = 10  # of tokens, by how frequent they are
+_PIECE = 2**26  # tokens that are counted at a time
+
+
+@dataclass(kw_only=True)
+class Gpt(Task):
+    """Predict the next token in windows of ``context`` tokens.
+
+    ``data`` is a text file, a folder of Penn Treebank's files, or a folder with ``train.bin`` and ``val.bin`` (uint16
+    tokens). The windows of a pass over the data do not overlap and come in a random order; each pass begins at another
+    offset. An epoch is ``steps`` batches, so that it also says how often the loss is measured; 0 is a whole pass.
+
+    >>> task = Gpt(batch_size=4, context=8)
+    >>> inputs, targets = task.batch(task.order(0), 0)
+    >>> inputs.shape, bool((inputs[:, 1:] == targets[:, :-1]).all())
+    (torch.Size([4, 8]), True)
+    """
+
+    name: ClassVar[str] = "gpt"
+    measure: ClassVar[str] = "bits per token"
+    unit: ClassVar[str] = "bits"
+    no_decay: ClassVar[bool] = True
+    batch_size: int = 32
+    context: int = 64
+    steps: int = 0
+    layers: int = 2
+    heads: int = 4
+    width: int = 128
+    tied: bool = True
+    vocabulary: int = 0  # of token files; 0: the largest token decides
+    eval_tokens: int = 2**20  # at most so many of the validation part, and of the test part
+    encoding: str = "utf-8"
+
+    def __post_init__(self) -> None:
+        for name in ("context", "layers", "heads", "width", "eval_tokens"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"gpt: {name} is {getattr(self, name)}, but must be at least 1.")
+        for name in ("steps", "vocabulary"):
+            if getattr(self, name) < 0:
+                raise ValueError(f"gpt: {name} is {getattr(self, name)}, but must be at least 0.")
+        if self.width % self.heads:
+            raise ValueError(f"gpt: width is {self.width}, but must be a multiple of heads, which is {self.heads}.")
+        if self.batch_size % self.world:
+            raise ValueError(
+                f"gpt: batch_size is {self.batch_size}, but must be a multiple of the number of processes, "
+                f"{self.world}: each takes its share."
+            )
+        if self.download:
+            raise ValueError("gpt: download makes no sense here: name a text, or a folder of tokens, by data.")
+        self._remarks: tuple[str, ...] = ()
+        parts = self._read()
+        if self.full:
+            parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
+        wanted = {"train": 2 * self.context + 1, "validation": self.context + 1, "test": self.context + 1}
+        for part, least in wanted.items():
+            if len(parts[part]) < least:
+                raise ValueError(
+                    f"gpt: the {part} part has {len(parts[part])} tokens, but needs at least {least} for a context of "
+                    f"{self.context}: the text is empty, cut off, or too short."
+                )
+        self.parts = {part: self._placed(tokens) for part, tokens in parts.items()}
+        # One window less than there is room for: a pass may begin anywhere in the first.
+        self.windows = (len(parts["train"]) - 1) // self.context - 1
+        if self.batch_size > self.windows:
+            raise ValueError(
+                f"gpt: batch_size is {self.batch_size}, but there are only {self.windows} windows of {self.context} "
+                "tokens to train on."
+            )
+
+    def _read(self) -> dict[str, Any]:
+        if self.data is not None and has_token_files(self.data):
+            parts: dict[str, Any] = dict(read_tokens(self.data))
+            self._remarks = ("the second half of val.bin is the test part.",)
+            largest = max(_largest(tokens) for tokens in parts.values())
+            if self.vocabulary and largest >= self.vocabulary:
+                raise ValueError(
+                    f"gpt: vocabulary is {self.vocabulary}, but must be at least {largest + 1}, or 0: "
+                    f"there is the token {largest} in {self.data!r}."
+                )
+            self.size = self.vocabulary or largest + 1
+            return parts
+        if self.vocabulary:
+            raise ValueError(f"gpt: vocabulary is {self.vocabulary}, but must be 0 for a text: its characters decide.")
+        texts = python_documentation() if self.data is None else read_texts(self.data, self.encoding)
+        self.size, self._remarks = len(texts.alphabet), texts.remarks
+        return dict(texts.parts)
+
+    def _placed(self, tokens: Any) -> Tensor:
+        if tokens.dtype.itemsize > 2:
+            tokens = tokens.astype(numpy.int32)
+        elif tokens.dtype.itemsize == 2:
+            tokens = tokens.view(numpy.int16)  # the same bits: torch computes little with unsigned ones
+        placed = torch.from_numpy(tokens)
+        return placed.to(self.device) if tokens.nbytes <= _ON_DEVICE else placed
+
+    def fingerprint(self) -> str:
+        """Return a digest of the tokens."""
+        return digest([*self.parts.values(), torch.tensor(self.size)])
+
+    @property
+    def remarks(self) -> tuple[str, ...]:
+        """What a reader of the results should know about the text."""
+        return self._remarks
+
+    @property
+    def steps_per_epoch(self) -> int:
+        """How many batches there are in an epoch."""
+        return self.steps or self.windows // self.batch_size
+
+    def build(self) -> nn.Module:
+        """Make the model, on the CPU, from torch's global generator."""
+        return GPT(self.size, self.context, self.layers, self.heads, self.width, tied=self.tied)
+
+    def order(self, epoch: int) -> Tensor:
+        """Return where the windows of an epoch begin, a row for each batch."""
+        count = self.steps_per_epoch * self.batch_size
+        first, starts = epoch * count, []
+        for number in range(first // self.windows, (first + count - 1) // self.windows + 1):
+            generator = torch.Generator().manual_seed(stream(self.seed, "order", number))
+            offset = torch.randint(self.context, (), generator=generator)
+            windows = torch.randperm(self.windows, generator=generator) * self.context + offset
+            begin = number * self.windows
+            starts.append(windows[max(0, first - begin) : first + count - begin])
+        return torch.cat(starts).view(-1, self.batch_size).to(self.parts["train"].device)
+
+    def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
+        """Return one batch of an epoch: windows, and the same one token further on."""
+        share = self.batch_size // self.world
+        return self._windows("train", order[index, self.rank * share : (self.rank + 1) * share])
+
+    def _windows(self, part: str, starts: Tensor) -> tuple[Tensor, Tensor]:
+        tokens = self.parts[part]
+        places = starts[:, None] + torch.arange(self.context + 1, device=starts.device)
+        found = tokens[places].to(self.device).long()
+        if tokens.dtype == torch.int16:
+            found &= 0xFFFF
+        return found[:, :-1].contiguous(), found[:, 1:].contiguous()
+
+    def loss(
+        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
+    ) -> tuple[Tensor, Carry]:
+        """Return the cross-entropy of a batch in nats."""
+        inputs, targets = batch
+        return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()), ()
+
+    def _eval_starts(self, part: str) -> Tensor:
+        """Return where windows begin that are spread over a part; all of them if they are not too many."""
+        tokens = self.parts[part]
+        there = (len(tokens) - 1) // self.context
+        wanted = min(there, max(1, self.eval_tokens // self.context))
+        wanted -= wanted % self.batch_size if wanted > self.batch_size else 0  # a compiler wants batches of one shape
+        return torch.arange(wanted, device=tokens.device) * there // wanted * self.context
+
+    def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
+        """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode."""
+        starts = self._eval_starts(part)
+        total = torch.zeros((), dtype=torch.float64, device=self.device)
+        for some in torch.split(starts, self.batch_size):
+            inputs, targets = self._windows(part, some)
+            total = total + F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="sum")
+        loss = total / (len(starts) * self.context)
+        return loss, loss / math.log(2)
+
+    def details(self, model: nn.Module) -> dict[str, Any]:
+        """Return the bits per token of ten groups of tokens on the test part, from the most frequent to the rarest.
+
+        Each makes up about a tenth of the training text; where one token makes up more, the next groups are empty.
+        """
+        counts = torch.zeros(self.size, dtype=torch.int64)
+        for some in torch.split(self.parts["train"], _PIECE):
+            counts += torch.bincount(_unsigned(some), minlength=self.size).cpu()
+        frequent = counts.argsort(descending=True, stable=True)
+        before = counts[frequent].cumsum(0) - counts[frequent]
+        group = torch.empty_like(counts)
+        group[frequent] = before * _GROUPS // counts.sum()
+        group = group.to(self.device)
+        totals = torch.zeros(2, _GROUPS, dtype=torch.float64, device=self.device)
+        for some in torch.split(self._eval_starts("test"), self.batch_size):
+            inputs, targets = self._windows("test", some)
+            losses = F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten(), reduction="none").double()
+            groups = group[targets.flatten()]
+            totals[0].index_add_(0, groups, losses)
+            totals[1].index_add_(0, groups, torch.ones_like(losses))
+        bits = (totals[0] / totals[1] / math.log(2)).tolist()
+        return {"bits_by_frequency": [x if math.isfinite(x) else None for x in bits]}
+
+
+def _unsigned(tokens: Tensor) -> Tensor:
+    return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
+
+
+def _largest(tokens: Any) -> int:
+    return max((int(tokens[i : i + _PIECE].max()) for i in range(0, len(tokens), _PIECE)), default=0)
