@@ -6,12 +6,15 @@ python benchmarks/results.py
 import json
 from pathlib import Path
 
-from avagrad.report.charts import draw_figure_1, draw_race, draw_step_bars, draw_step_sizes
+from avagrad.lab.methods import method
+from avagrad.report.charts import draw_figure_1, draw_race, draw_ridges, draw_step_bars, draw_step_sizes
 from avagrad.report.curves import figure_1, step_bars
 from avagrad.report.figures import draw_heat_maps, save
 from avagrad.report.heatmaps import heat_map
 from avagrad.report.page import write_report
 from avagrad.report.reading import Collection, Sweep, collect
+from avagrad.report.ridges import Ridge, ridge
+from avagrad.tune.records import Record, read_records
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -21,6 +24,7 @@ RACES = {
     "CIFAR-10, error in %": "cifar10-small/avastep",
     "Tiny Shakespeare, bits": "tinyshakespeare-wide/avastep",
     "digits, error in %": "digits-wide/avastep",
+    "transformer, bits": "gpt-quick/avastep",
 }
 # The name of a figure of heat maps: what its values are, and the sweeps that are drawn side by side.
 MAPS = {
@@ -36,6 +40,10 @@ MAPS = {
     "avastep-text": (
         "validation, bits per character",
         tuple(f"tinyshakespeare-wide/{name}" for name in ("adam", "avagrad", "avastep")),
+    ),
+    "transformer-heat-maps": (
+        "validation, bits per character",
+        tuple(f"gpt-quick/{name}" for name in ("adamw", "avagrad", "avastep")),
     ),
     "digits-heat-maps": ("validation error, %", ("separable-digits/adam.jsonl", "separable-digits/avagrad.jsonl")),
 }
@@ -55,12 +63,24 @@ def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
     drawn["figure-1"] = draw_figure_1(figure_1(held.synthetics[0]))
     (h200,) = (times for times in held.step_times if times.place == "step-h200.json")
     drawn["step-times"] = draw_step_bars(step_bars(h200))
+    drawn["transformer-eps"] = draw_ridges(ridges_of("gpt-quick"), measure="bits per character")
     drawn["searches"] = draw_race(*race())
     to.mkdir(parents=True, exist_ok=True)
     paths = [to / f"{name}.png" for name in drawn]
     for path, figure in zip(paths, drawn.values(), strict=True):
         save(figure, path)
     return paths
+
+
+def ridges_of(folder: str) -> dict[str, list[Ridge]]:
+    """Return the ridges of the maps of a folder, one for each seed."""
+    found: dict[str, list[Ridge]] = {}
+    for name in ("adamw", "avagrad", "adopt", "avastep"):
+        seeds: dict[int, list[Record]] = {}
+        for record in read_records(ROOT / "results" / folder / name / "records.jsonl"):
+            seeds.setdefault(record.seed, []).append(record)
+        found[method(name).title] = [ridge(records) for records in seeds.values()]
+    return found
 
 
 def race() -> tuple[list[int], dict[str, dict[str, list[float | None]]]]:

@@ -155,9 +155,10 @@ def test_the_table_of_penn_treebank_is_what_the_records_say(name: str, folder: s
 AVASTEP_TASKS = (
     ("CIFAR-10, % error", "cifar10-small", 1),
     ("Tiny Shakespeare, bits", "tinyshakespeare-wide", 3),
+    ("transformer, bits", "gpt-quick", 3),
     ("digits, % error", "digits-wide", 2),
 )
-AVASTEP_METHODS = {"adam": "Adam", "avagrad": "AvaGrad", "avastep": "AvaStep", "adopt": "ADOPT"}
+AVASTEP_METHODS = {"adam": "Adam", "adamw": "AdamW", "avagrad": "AvaGrad", "avastep": "AvaStep", "adopt": "ADOPT"}
 AVASTEP_METHODS["rms-adam"] = "Adam by its RMS"
 CHOICES = {
     "clip_update=1 (the default)": "c1",
@@ -221,7 +222,7 @@ def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
 
 def test_the_table_of_the_race_is_what_was_recorded() -> None:
     found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
-    assert len(found) == 21
+    assert len(found) == 25
     for place, race in found.items():
         taken = race["lines"]["trials"]
         rows, columns = race["shape"]
@@ -242,14 +243,80 @@ def test_the_search_by_lines_is_the_one_that_raced() -> None:
         assert searches["regrets"](curves, known, 45)["median"] == found[place]["lines"]["median"]
 
 
-@pytest.mark.parametrize("folder", ["cifar10-small", "digits-wide", "tinyshakespeare-wide"])
-def test_sixteen_trials_find_avasteps_best_from_every_eps(folder: str) -> None:
+@pytest.mark.parametrize(
+    ("folder", "most"),
+    [("cifar10-small", 16), ("digits-wide", 16), ("tinyshakespeare-wide", 16), ("gpt-quick", 24)],
+)
+def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) -> None:
     records = read_records(ROOT / "results" / folder / "avastep" / "records.jsonl")
     space, known = space_of(records), scores(records)
     best = min(known.values(), key=lambda score: score.rank)
     assert space.eps is not None
     for eps in space.eps.values:
         found = replay("lines", space, known, start=space.start(start_eps=eps))
-        assert found.trials <= 16
+        assert found.trials <= most
         assert found.score is not None
         assert found.score.loss - best.loss <= best.error
+
+
+# --- docs/transformers.md ---
+
+LRS = ("0.0005", "0.001", "0.002", "0.004", "0.008")
+
+
+def bits(folder: str, name: str, seeds: int = 1) -> str:
+    """The validation loss of a run as the document has it; with seeds, their mean and range."""
+    names = [name, *(f"{name}-seed-{seed}" for seed in range(1, seeds))]
+    results = [json.loads((ROOT / "results" / folder / one / "result.json").read_text()) for one in names]
+    assert all(result["steps"] == 1800 for result in results)
+    return mean_and_range([result["validation"]["error"] for result in results], 4)
+
+
+@pytest.mark.parametrize(
+    ("row", "folder", "lr", "seeds"),
+    [(f"10.8 M parameters | 1,800 | {lr}", "gpt-small", lr, 3 if lr == "0.002" else 1) for lr in LRS]
+    + [("85.4 M parameters | 1,800 | 0.001", "gpt-base", "0.001", 1)],
+)
+def test_the_table_of_the_same_settings_is_what_the_records_say(row: str, folder: str, lr: str, seeds: int) -> None:
+    both = [bits(folder, f"{name}-lr-{lr}", seeds) for name in ("adamw", "avastep")]
+    assert row_of("docs/transformers.md", row)[2:] == both
+
+
+def test_adopts_line_is_what_the_records_say() -> None:
+    line = ", ".join(bits("gpt-small", f"adopt-lr-{lr}") for lr in LRS)
+    assert f"smaller model: {line}." in (ROOT / "docs" / "transformers.md").read_text()
+
+
+@pytest.mark.parametrize(
+    ("eps", "name", "seeds"),
+    [
+        ("1e-8", "", 3),
+        ("1e-6", "-eps-1e-06", 2),
+        ("1e-5", "-eps-1e-05", 1),
+        ("1e-4", "-eps-0.0001", 1),
+        ("1e-3", "-eps-0.001", 1),
+        ("0.01", "-eps-0.01", 1),
+        ("0.1", "-eps-0.1", 1),
+    ],
+)
+def test_the_line_over_eps_is_what_the_records_say(eps: str, name: str, seeds: int) -> None:
+    assert row_of("docs/transformers.md", eps) == [bits("gpt-small", f"avastep-lr-0.002{name}", seeds)]
+
+
+@pytest.mark.parametrize(
+    ("name", "optimizer", "way", "clip"),
+    [
+        ("torch AdamW, fused", "adamw", "graph", 1.0),
+        ("AvaStep, fused", "avastep", "graph", 1.0),
+        ("AvaStep, fused, no graph", "avastep", "plain", None),
+        ("AvaStep, in backward, no graph", "avastep", "in backward", None),
+    ],
+)
+def test_the_table_of_the_transformers_speed_is_what_was_recorded(
+    name: str, optimizer: str, way: str, clip: float | None
+) -> None:
+    record = json.loads((ROOT / "results" / "transformer-h200.json").read_text())
+    (found,) = (row for row in record["rows"] if (row["optimizer"], row["way"], row["clip"]) == (optimizer, way, clip))
+    expected = [f"{found['ms']:.1f}", f"{round(found['tokens_per_second'], -2):,.0f}", f"{100 * found['share']:.0f} %"]
+    assert row_of("docs/transformers.md", name) == expected
+    assert found["share"] > 0.4

@@ -1,6 +1,7 @@
 """Drawing curves and bars: numbers come in, figures go out."""
 
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -21,8 +22,17 @@ from avagrad.report.curves import (
     ratio_span,
 )
 from avagrad.report.figures import LOOKS, label
+from avagrad.report.ridges import Ridge
 
-__all__ = ["draw_budgets", "draw_figure_1", "draw_learning_curves", "draw_race", "draw_step_bars", "draw_step_sizes"]
+__all__ = [
+    "draw_budgets",
+    "draw_figure_1",
+    "draw_learning_curves",
+    "draw_race",
+    "draw_ridges",
+    "draw_step_bars",
+    "draw_step_sizes",
+]
 
 # Okabe and Ito's, without yellow and black, which do not show on white and on black. Colours and styles have no common
 # period, so that neighbours differ in both and no two of 30 lines are the same.
@@ -148,6 +158,27 @@ def draw_step_sizes(eps: Sequence[float], sizes: Mapping[str, Sequence[float]], 
         axes.plot(eps, values, **_style(place))
     _dress(axes, ink, x="eps", y="RMS of a step / lr", log_x=True, log_y=True)
     _legend(figure, [(_style(place), name) for place, name in enumerate(sizes)], ink)
+    return figure
+
+
+def draw_ridges(ridges: Mapping[str, Sequence[Ridge]], *, measure: str, look: str = "light") -> Figure:
+    """Draw the best lr and the best loss against eps: a line for each method, the mean of its seeds.
+
+    >>> flat = Ridge((1e-8, 1.0), (0.01, 0.01), (2.2, 2.3), 0.0, 0.0, 0, 0.01, 2.2, 0.0)
+    >>> len(draw_ridges({"AvaStep": [flat, flat]}, measure="bits").axes)
+    2
+    """
+    ink = LOOKS[look]
+    figure = _figure(9.6, 4.2, "", ink)
+    left, right = figure.subplots(1, 2)
+    for place, seeds in enumerate(ridges.values()):
+        eps = seeds[0].eps
+        lrs, losses = (list(zip(*(getattr(each, name) for each in seeds), strict=True)) for name in ("lrs", "losses"))
+        left.plot(eps, [statistics.geometric_mean(each) for each in lrs], **_style(place), marker="o", ms=3)
+        right.plot(eps, [statistics.mean(each) for each in losses], **_style(place), marker="o", ms=3)
+    _dress(left, ink, x="eps", y="best lr", log_x=True, log_y=True)
+    _dress(right, ink, x="eps", y=f"{measure}, at the best lr", log_x=True)
+    _legend(figure, [(_style(place), name) for place, name in enumerate(ridges)], ink)
     return figure
 
 

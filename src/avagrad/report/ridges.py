@@ -16,17 +16,19 @@ class Ridge:
 
     - ``eps``, ``lrs``: each eps with its best lr, refined by a parabola through the best cell of the row and its
       neighbours, in logarithms of lr
+    - ``losses``: the loss of each eps at the best lr that was run
     - ``spread``: how far it moves, in powers of ten; ``slope``: the least-squares slope of log lr against log eps
     - ``at_an_end``: how many rows have their best cell at an end of the lr axis, so that the true best may lie outside
     - ``lr``, ``best``: of the best cell of the map; ``excess``: how much worse, at worst over eps, that lr is than the
       best of its row
 
-    >>> Ridge((1e-8, 1.0), (0.01, 0.01), 0.0, 0.0, 0, 0.01, 2.2, 0.0).spread
+    >>> Ridge((1e-8, 1.0), (0.01, 0.01), (2.2, 2.3), 0.0, 0.0, 0, 0.01, 2.2, 0.0).spread
     0.0
     """
 
     eps: tuple[float, ...]
     lrs: tuple[float, ...]
+    losses: tuple[float, ...]
     spread: float
     slope: float
     at_an_end: int
@@ -66,7 +68,8 @@ def ridge(records: Iterable[Record]) -> Ridge:
     finite = [eps for eps in epss if math.isfinite(min(rows[eps].values()))]  # the others have no best
     excess = max((rows[eps][lr] - min(rows[eps].values()) for eps in finite), default=math.inf)
     refined = tuple(10.0**x for x in places)
-    return Ridge(tuple(epss), refined, max(places) - min(places), slope, ends, lr, best, excess)
+    losses = tuple(min(rows[eps].values()) for eps in epss)
+    return Ridge(tuple(epss), refined, losses, max(places) - min(places), slope, ends, lr, best, excess)
 
 
 def _vertex(xs: list[float], ys: list[float], i: int) -> float:
