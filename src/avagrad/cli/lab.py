@@ -17,7 +17,6 @@ from avagrad.lab.command import run, summary
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CONFIG, RunFolder
 from avagrad.lab.methods import METHODS, Sourced
-from avagrad.lab.names import look_up
 from avagrad.lab.options import OPTIONS, config_from, describe
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.queue import work_off
@@ -26,6 +25,7 @@ from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.tasks import synthetic as toy
+from avagrad.names import look_up
 from avagrad.progress import Bar
 
 __all__ = ["app"]

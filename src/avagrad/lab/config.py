@@ -12,10 +12,10 @@ import torch
 
 from avagrad.lab.checks import is_number, is_whole, require
 from avagrad.lab.methods import Sourced, method
-from avagrad.lab.names import look_up
 from avagrad.lab.presets import OWN, PRESETS, default_preset
 from avagrad.lab.stepping import PRECISIONS
 from avagrad.lab.tasks import task_class
+from avagrad.names import look_up
 from avagrad.optim.arguments import plain_number
 
 __all__ = ["Config", "configure"]

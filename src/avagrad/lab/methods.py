@@ -10,15 +10,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
-import avagrad
+from avagrad.create import OPTIMIZERS
 from avagrad.lab.checks import is_number, is_whole
-from avagrad.lab.names import look_up
 from avagrad.lab.rms_adam import RmsAdam
+from avagrad.names import look_up
 
 __all__ = ["METHODS", "Method", "Sourced", "method"]
 
@@ -174,7 +173,7 @@ METHODS: dict[str, Method] = {
         Method(
             "sgd",
             "SGD",
-            torch.optim.SGD,
+            *OPTIMIZERS["sgd"],
             defaults=_from("paper", momentum=0.9),
             settings={
                 **_vision(lr=0.1),
@@ -188,7 +187,7 @@ METHODS: dict[str, Method] = {
         Method(
             "adam",
             "Adam",
-            torch.optim.Adam,
+            *OPTIMIZERS["adam"],
             defaults=_ADAM,
             settings={
                 **_vision(lr=0.1, eps=0.1),
@@ -202,8 +201,7 @@ METHODS: dict[str, Method] = {
         Method(
             "amsgrad",
             "AMSGrad",
-            torch.optim.Adam,
-            fixed={"amsgrad": True},
+            *OPTIMIZERS["amsgrad"],
             defaults=_ADAM,
             settings={
                 **_vision(lr=0.1, eps=0.1),
@@ -217,7 +215,7 @@ METHODS: dict[str, Method] = {
         Method(
             "adabound",
             "AdaBound",
-            avagrad.AdaBound,
+            *OPTIMIZERS["adabound"],
             defaults=_ADAM | _from("paper", final_lr=0.1, gamma=1e-3),
             settings={
                 **_quick("digits", lr=0.001, eps=1e-8),
@@ -229,7 +227,7 @@ METHODS: dict[str, Method] = {
         Method(
             "adashift",
             "AdaShift",
-            avagrad.AdaShift,
+            *OPTIMIZERS["adashift"],
             defaults=_ADAM | _from("paper", keep=10),
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
@@ -241,7 +239,7 @@ METHODS: dict[str, Method] = {
         Method(
             "adamw",
             "AdamW",
-            torch.optim.AdamW,
+            *OPTIMIZERS["adamw"],
             defaults=_ADAM,
             settings={
                 **_vision(eps=10.0),
@@ -254,7 +252,7 @@ METHODS: dict[str, Method] = {
         Method(
             "avagrad",
             "AvaGrad",
-            avagrad.AvaGrad,
+            *OPTIMIZERS["avagrad"],
             defaults=_ADAM,
             settings={
                 **_vision(lr=1.0, eps=10.0),
@@ -268,7 +266,7 @@ METHODS: dict[str, Method] = {
         Method(
             "avagradw",
             "AvaGradW",
-            avagrad.AvaGradW,
+            *OPTIMIZERS["avagradw"],
             defaults=_ADAM,
             settings={
                 **_vision(eps=0.1),
@@ -282,7 +280,7 @@ METHODS: dict[str, Method] = {
         Method(
             "avastep",
             "AvaStep",
-            avagrad.AvaStep,
+            *OPTIMIZERS["avastep"],
             defaults=_from("ours", betas=(0.9, 0.999)),
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
@@ -293,7 +291,7 @@ METHODS: dict[str, Method] = {
         Method(
             "adopt",
             "ADOPT",
-            avagrad.ADOPT,
+            *OPTIMIZERS["adopt"],
             defaults=_from("ours", betas=(0.9, 0.9999)),
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),
@@ -316,7 +314,7 @@ METHODS: dict[str, Method] = {
         Method(
             "delayed-adam",
             "Delayed Adam",
-            avagrad.DelayedAdam,
+            *OPTIMIZERS["delayed-adam"],
             defaults=_ADAM,
             settings={
                 **_quick("digits", lr=0.01, eps=0.01),

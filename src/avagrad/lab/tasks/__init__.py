@@ -2,8 +2,8 @@
 
 import importlib
 
-from avagrad.lab.names import look_up
 from avagrad.lab.tasks.base import Task
+from avagrad.names import look_up
 
 __all__ = ["TASKS", "task_class"]
 

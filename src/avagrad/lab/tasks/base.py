@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from avagrad.lab.names import look_up
+from avagrad.names import look_up
 
 __all__ = ["Score", "Task", "digest", "stream"]
 

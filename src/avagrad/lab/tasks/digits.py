@@ -8,9 +8,9 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own habit)
 
 from avagrad.lab.models.digits import DigitsConv, DigitsMLP
-from avagrad.lab.names import look_up
 from avagrad.lab.tasks.base import digest, stream
 from avagrad.lab.tasks.classification import Classification
+from avagrad.names import look_up
 
 __all__ = ["Digits"]
 

@@ -26,9 +26,9 @@ from torch.utils.data import DataLoader
 
 from avagrad.lab.data.imagenet import CLASSES, COMPLETE, WANTED, Key, Read, Reader, find_images, recoloured
 from avagrad.lab.models.resnet import ResNet
-from avagrad.lab.names import look_up
 from avagrad.lab.tasks.base import Score, stream
 from avagrad.lab.tasks.classification import Classification
+from avagrad.names import look_up
 
 __all__ = ["Epoch", "ImageNet"]
 

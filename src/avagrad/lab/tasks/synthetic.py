@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from avagrad.lab.checks import is_number, is_whole, require
-from avagrad.lab.names import look_up
 from avagrad.lab.torch_rules import adam_step, sgd_step
+from avagrad.names import look_up
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 from avagrad.theory import Problem, bound_from_sums
 
