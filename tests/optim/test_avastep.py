@@ -250,14 +250,14 @@ def test_clip_update_needs_bias_correction() -> None:
 @pytest.mark.parametrize("make", [torch.optim.Adam, torch.optim.AdamW])
 def test_what_adam_means_is_taken_over(make: Any) -> None:
     w = torch.nn.Parameter(torch.ones(2))
-    adam = make([w], lr=0.3, betas=(0.8, 0.9), weight_decay=0.5, eps=1e-4)
+    adam = make([w], lr=0.3, betas=(0.8, 0.9), weight_decay=0.05, eps=1e-4)
     w.grad = torch.ones(2)
     adam.step()
     opt = AvaStep([w])
     with pytest.warns(UserWarning, match="counts are taken, and lr, betas, eps, weight_decay, decoupled_weight_decay;"):
         opt.load_state_dict(adam.state_dict())
     group = opt.param_groups[0]
-    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.3, (0.8, 0.9), 1e-4, 0.5)
+    assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.3, (0.8, 0.9), 1e-4, 0.05)
     assert group["decoupled_weight_decay"] == (make is torch.optim.AdamW)
     assert group["clip_update"] == 1.0
     opt.step()

@@ -117,11 +117,11 @@ def test_an_adam_state_can_be_loaded(name: str, amsgrad: bool, dtype: torch.dtyp
     grads = list(gradients(params, STEPS))
     adam = torch.optim.Adam(params, lr=0.003, amsgrad=amsgrad)
     train(adam, params, grads[:5])
-    opt = optimizer_class(name)(params, lr=0.7, eps=0.01, weight_decay=0.2)
+    opt = optimizer_class(name)(params, lr=0.7, eps=0.01, weight_decay=0.02)
     with pytest.warns(UserWarning, match="another optimizer's"):
         opt.load_state_dict(through_file(adam.state_dict()))
     group = opt.param_groups[0]
-    adopted = (0.003, 0.01, 0.0) if name == "AvaStep" else (0.7, 0.01, 0.2)  # what Adam's mean is what AvaStep's mean
+    adopted = (0.003, 0.01, 0.0) if name == "AvaStep" else (0.7, 0.01, 0.02)  # what Adam's mean is what AvaStep's mean
     assert (group["lr"], group["eps"], group["weight_decay"]) == adopted
     assert "amsgrad" not in group
     for p in params:
@@ -289,3 +289,28 @@ def test_a_state_goes_through_set_optimizer_state_dict_to_the_bit(name: str, dty
         for key, value in opt.state[p].items():
             assert torch.equal(value, resumed.state[q][key])
             assert value.dtype == resumed.state[q][key].dtype
+
+
+def test_a_scheduler_that_is_restored_brings_adamws_lr_back_and_the_warning_says_so() -> None:
+    w = torch.nn.Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    adamw = torch.optim.AdamW([w], lr=1e-3)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(adamw, lambda t: 1.0)
+    adamw.step()
+    scheduler.step()
+    for name, lr in (("AvaGradW", 0.5), ("AvaStep", 1e-3)):
+        opt = optimizer_class(name)([w], lr=0.5)
+        restored = torch.optim.lr_scheduler.LambdaLR(opt, lambda t: 1.0)
+        with pytest.warns(UserWarning, match="another optimizer's") as warned:
+            opt.load_state_dict(adamw.state_dict())
+        assert opt.param_groups[0]["lr"] == lr
+        assert ("brings that optimizer's lr back: make a new one, or set its base_lrs" in str(warned[0].message)) == (
+            name == "AvaGradW"
+        )
+        restored.load_state_dict(scheduler.state_dict())
+        opt.step()
+        restored.step()
+        assert opt.param_groups[0]["lr"] == 1e-3  # for AvaStep that is right
+        restored.base_lrs = [0.5]
+        restored.step()
+        assert opt.param_groups[0]["lr"] == 0.5

@@ -20,7 +20,7 @@ from problems import (
 from torch import Tensor
 from torch.optim import lr_scheduler
 
-from avagrad import AvaGrad
+from avagrad import AvaGrad, AvaGradW, AvaStep
 
 
 def twin(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
@@ -266,3 +266,36 @@ def test_the_first_step_is_dead_only_with_bias_correction(name: str) -> None:
         opt.step()
         gamma_eta = 10.0 if name == "DelayedAdam" else 1.0
         torch.testing.assert_close(v.detach(), torch.full_like(v, 1 - 0.5 * gamma_eta * 0.1))
+
+
+# --- weight decay that destroys the weights ---
+
+
+def decayed(make: Any, lr: Any, decay: float) -> tuple[Any, torch.nn.Parameter]:
+    w = torch.nn.Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    return make([w], lr=lr, weight_decay=decay), w
+
+
+@pytest.mark.parametrize(
+    ("make", "says"), [(AvaGradW, "lr is of SGD's size here"), (AvaStep, "lr is that of Adam here")]
+)
+def test_a_decay_of_more_than_five_percent_is_warned_of_once(make: Any, says: str) -> None:
+    opt, _ = decayed(make, 0.0, 0.1)
+    opt.step()  # a warm-up from 0
+    opt.param_groups[0]["lr"] = 1.0
+    with pytest.warns(
+        UserWarning, match=f"lr \\* weight_decay is 0.1, so that each step takes 10 % off .*{says}"
+    ) as all_:
+        opt.step()
+    assert all_[0].filename == __file__  # of the caller's line
+    opt.step()  # and not again: warnings are errors here
+
+
+@pytest.mark.parametrize(
+    ("make", "lr", "decay"),
+    [(AvaGradW, 0.5, 0.1), (AvaGrad, 1.0, 0.1), (AvaGradW, torch.tensor(1.0), 0.1), (AvaStep, 1e-3, 0.1)],
+)
+def test_other_decays_are_not_warned_of(make: Any, lr: Any, decay: float) -> None:
+    opt, _ = decayed(make, lr, decay)
+    opt.step()

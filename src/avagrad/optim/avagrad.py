@@ -25,6 +25,7 @@ class DelayedOptimizer(RuleOptimizer):
     """The delayed family, with what differs between its members as flags."""
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
+    _lr_is = "lr is of SGD's size here, not of AdamW's: the larger it is, the smaller must weight_decay be"
     _decoupled: ClassVar[bool | None] = False  # weight decay as in AdamW, else as in Adam; None: an argument
     _has_kernels = True
     _rule_class = Delayed

@@ -47,6 +47,7 @@ class AvaStep(DelayedOptimizer):
     tensor([ 0.9800, -1.9800])
     """
 
+    _lr_is = "lr is that of Adam here, usually 1e-4 to 1e-2"
     _decoupled = None
     _needs_finite_state = True
     _own_keys = ("norm_of", "clip_update", "clip_moment")

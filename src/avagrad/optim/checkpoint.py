@@ -22,10 +22,13 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
     groups = state_dict["param_groups"]
     reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
     if reasons:
-        adopted = ", ".join(dict.fromkeys(key for group in groups for key in opt._adopted(group)))
+        adopted = list(dict.fromkeys(key for group in groups for key in opt._adopted(group)))
+        stays = "" if "lr" in adopted else " A scheduler whose state is loaded, too, brings that optimizer's lr back: "
+        stays += "make a new one, or set its base_lrs." if stays else ""
         warnings.warn(
             f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
-            f"counts are taken{', and ' + adopted if adopted else ''}; all other hyper-parameters stay as they are.",
+            f"counts are taken{', and ' + ', '.join(adopted) if adopted else ''}; all other hyper-parameters stay as "
+            f"they are.{stays}",
             stacklevel=3,
         )
     fitting: StateDict = {}

@@ -4,6 +4,7 @@ import inspect
 import itertools
 import sys
 import traceback
+import warnings
 from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, overload
@@ -25,6 +26,8 @@ from avagrad.optim.step import Step
 
 __all__ = ["RuleOptimizer"]
 
+_MOST_DECAY = 0.05  # of a weight in one step, without a warning
+
 
 class RuleOptimizer(Optimizer):
     """A torch optimizer that runs a rule of :mod:`avagrad.optim.rules`.
@@ -41,6 +44,9 @@ class RuleOptimizer(Optimizer):
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
     _needs_finite_state: ClassVar[bool] = False  # else an infinite second moment is one that stands still
+
+    _lr_is: ClassVar[str] = "Mind that lr multiplies the decay"
+    _has_warned_of_decay = False
 
     _params: Params | None = None
     _in_backward: StepInBackward | None = None
@@ -85,6 +91,17 @@ class RuleOptimizer(Optimizer):
     def _rules(self) -> list[Rule]:
         """Return the rules that the groups set now."""
         return [self._rule_class.of({key: group[key] for key in self.defaults}) for group in self.param_groups]
+
+    def _warn_of_decay(self, rules: Sequence[Rule]) -> None:
+        """Say once that weight decay destroys the weights: AdamW's, at an lr that is a hundred times larger."""
+        decay = max((rule.decay for rule in rules), default=0.0)
+        if decay > _MOST_DECAY and not self._has_warned_of_decay:
+            self._has_warned_of_decay = True
+            warnings.warn(
+                f"{type(self).__name__}: lr * weight_decay is {decay:g}, so that each step takes {100 * decay:.3g} % "
+                f"off every weight. {self._lr_is}.",
+                stacklevel=9,
+            )
 
     # --- groups ---
 

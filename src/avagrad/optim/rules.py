@@ -201,6 +201,7 @@ class Rule:
     checked: Any = ()  # numbers that are checked when they change
     normalised: bool = False  # whether the step is scaled by a gamma that comes from all parameters
     norm_key: Any = ()  # what the sum of the rates depends on, beside the state
+    decay: float = 0.0  # the share of a weight that a step takes off, where it is known on the host
     counts_from_start: bool = False  # whether a parameter counts in the norm before its first gradient
 
     @classmethod
@@ -276,6 +277,11 @@ class Delayed(Rule):
     def checked(self) -> tuple[float | None, ...]:
         """Numbers that are checked when they change."""
         return self.clip_update, self.clip_moment
+
+    @property
+    def decay(self) -> float:  # type: ignore[override]
+        """The share of a weight that a step takes off; 0 where lr is a tensor, which is not read."""
+        return 0.0 if not self.flags.decoupled or isinstance(self.lr, Tensor) else self.lr * self.weight_decay
 
     @property
     def normalised(self) -> bool:  # type: ignore[override]

@@ -56,6 +56,7 @@ class Step:
         """Begin the step: afterwards nothing is refused, and nothing that the parameters share changes."""
         opt = self._opt
         self.rules = opt._rules()
+        opt._warn_of_decay(self.rules)
         if opt._is_asked_for_state():
             opt._make_states(self.rules)
             self._is_empty = True
