@@ -1,0 +1,37 @@
+"""A callback for Lightning."""
+
+from typing import Any
+
+from lightning.pytorch.callbacks import Callback
+
+from avagrad.integrations.metrics import check_every, metrics_of
+
+__all__ = ["LightningCallback"]
+
+
+class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not followed
+    """Logs gamma, the size of a step, and the shares of inactive and clamped coordinates every ``every`` steps.
+
+    They go to the module's loggers, with the number of the optimizer where there are several::
+
+        Trainer(callbacks=[LightningCallback(every=100)])
+
+    >>> LightningCallback(every=100).every
+    100
+    """
+
+    def __init__(self, every: int = 100) -> None:
+        super().__init__()
+        self.every, self._last = check_every(every), 0
+
+    def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any, **kwargs: Any) -> None:
+        """Log the numbers, if it is time; where parameters are sharded, all ranks work them out together."""
+        step = trainer.global_step
+        if step == self._last or step % self.every:
+            return  # the same step: gradients are accumulated
+        self._last = step
+        several = len(trainer.optimizers) > 1
+        for i, optimizer in enumerate(trainer.optimizers):
+            found = metrics_of(optimizer, prefix=f"optimizer_{i}/" if several else "optimizer/")
+            for logger in trainer.loggers if found and trainer.is_global_zero else []:
+                logger.log_metrics(found, step=step)
