@@ -39,6 +39,7 @@ dist: $(READY)
 	$(BIN)/python -m pip wheel --disable-pip-version-check -q --no-deps --no-build-isolation -w dist .
 	$(BIN)/python -c "from setuptools import build_meta; build_meta.build_sdist('dist')" > /dev/null
 	$(BIN)/python .ci/check_wheel.py dist/*.whl
+	$(BIN)/python -m twine check --strict dist/*
 
 # torch first and alone, at its pinned version: a package that asks for "torch" must find it there.
 $(READY): pyproject.toml constraints.txt

@@ -1,5 +1,6 @@
 """What every test starts from: one thread, and `gpu` tests only where there is a GPU."""
 
+import importlib.util
 import os
 import signal
 from collections.abc import Callable, Iterator
@@ -28,6 +29,14 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
+
+
+FRAMEWORKS = ("transformers", "accelerate", "lightning", "peft", "timm", "jax", "optax")
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if missing := [name for name in FRAMEWORKS if importlib.util.find_spec(name) is None]:
+        terminalreporter.write_line(f"not installed, so not tested with: {', '.join(missing)}")
 
 
 @pytest.fixture(scope="session")
