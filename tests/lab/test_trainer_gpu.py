@@ -83,3 +83,15 @@ def test_compiled_models_learn_the_same(tmp_path: Path) -> None:
         config = configure("digits", device="cuda", epochs=3, compile=compiled, deterministic=True)
         results.append(timeless(train(config, tmp_path / str(compiled))))
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-2)
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_the_transformer_in_a_graph_is_the_one_without(tmp_path: Path, text: str, compiled: bool) -> None:
+    sizes = {"batch_size": 8, "context": 16, "layers": 2, "heads": 2, "width": 32, "steps": 20, "eval_tokens": 256}
+    results = []
+    for graph in (False, True):
+        common: dict[str, Any] = {"data": text, "device": "cuda", "task_options": sizes, "warmup": 4, "epochs": 2}
+        config = configure("gpt", "avastep", graph=graph, compile=compiled, precision="float32", **common)
+        results.append(train(config, tmp_path / str(graph)))
+    assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-3)
+    assert results[0]["test"]["error"] == pytest.approx(results[1]["test"]["error"], rel=1e-3)

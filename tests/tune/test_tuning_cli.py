@@ -1,17 +1,23 @@
 """The commands tune, sweep and study, as people type them; and the example."""
 
 import json
+import math
 import os
 import re
 import signal
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 from waiting import until
 
 from avagrad.cli import main
+from avagrad.tune import Trial, tune
+from avagrad.tune.records import Record
+from avagrad.tune.space import Point
+from avagrad.tune.study import Study
 
 ROOT = Path(__file__).parent.parent.parent
 OBJECTIVE = """
@@ -95,6 +101,114 @@ def test_an_export_replaces_records_alone(project: Path) -> None:
     assert journal.read_bytes() == before
     for _ in range(2):  # records may be replaced
         avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
+
+
+def said_of(*typed: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
+    """Run a command here; return the lines that it prints."""
+    with pytest.raises(SystemExit) as end:
+        main(typed)
+    said = capsys.readouterr()
+    assert end.value.code == 0, said.err
+    return said.out.splitlines()
+
+
+def bowl(trial: Trial) -> float:
+    return abs(math.log10(trial.lr or 1)) + abs(math.log10(trial.eps or 1) + 2)
+
+
+@pytest.mark.parametrize("storage", ["s.journal", "sqlite:///s.db"])
+def test_a_study_of_several_grids_shows_and_exports_them_all(
+    storage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One is gone on with on other axes, then with two more eps, and then over lr alone."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "120")
+
+    def search(lr: str, eps: str | None) -> list[str]:
+        tune(bowl, lr=lr, eps=eps, method="grid", storage=storage, watcher=lambda progress: None)
+        return said_of("study", "show", storage, capsys=capsys)
+
+    search("1e-4:1e-1:4", "1e-4:1:5")
+    shown = search("1e-3:1:4", "1e-4:1:5")
+    assert shown[1] == "25 finished (0 diverged), 0 under way, 0 waiting"
+    assert shown[2] == "0            lr 1, eps 0.01"
+    assert shown[7:] == [
+        "",
+        "5 lr x 5 eps",
+        "lr \\ eps  0.0001  0.001  0.01  0.1  1",
+        "  0.0001       6      5     4    5  6",
+        "   0.001       5      4     3    4  5",
+        "    0.01       4      3     2    3  4",
+        "     0.1       3      2     1    2  3",
+        "       1       2      1     0    1  2",
+        shown[-1],
+    ]
+    assert shown[-1].startswith("The best lr does not move over eps from 0.0001 to 1 (slope 0.00; 0.00 at large eps).")
+    shown = search("1e-3:1:4", "3e-3,3e-2")
+    assert shown[8] == "5 lr x 7 eps, 33 of 35 cells; - was not run"
+    assert shown[10] == "  0.0001       6      5      -     4      -    5  6"
+    assert shown[-1].startswith("4 lr x 7 eps of these are complete. The best lr does not move over eps from 0.0001")
+    shown = search("0.1,10", None)
+    assert shown[1] == "35 finished (0 diverged), 0 under way, 0 waiting"
+    assert shown[2] == "0            lr 1, eps 0.01"
+    assert shown[-5:] == ["", "2 lr", " lr  value", "0.1      3", " 10      3"]
+    assert "35 records" in said_of("study", "export", storage, "out.jsonl", capsys=capsys)[0]
+    lines = [json.loads(line) for line in (tmp_path / "out.jsonl").read_text().splitlines()]
+    assert len({(line["lr"], line.get("eps")) for line in lines}) == len(lines) == 35
+    assert "35 of 35 records are new" in said_of("study", "import", "out.jsonl", capsys=capsys)[0]
+    assert said_of("study", "show", "out.journal", capsys=capsys)[1:] == shown[1:]
+
+
+def test_as_many_cells_as_a_grid_has_need_not_be_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = str(tmp_path / "s.journal")
+    with closing(Study(storage, "s", direction="minimize")) as study:
+        study.add([Record(lr, eps, value=lr) for lr, eps in ((0.1, None), (1, None), (0.1, 0.1), (1, 1))])
+    shown = said_of("study", "show", storage, capsys=capsys)
+    assert shown[-8:-4] == ["2 lr", " lr  value", "0.1    0.1", "  1      1"]
+    assert shown[-4:] == ["", "2 single cells", "0.1  lr 0.1, eps 0.1", "1    lr 1, eps 1"]
+
+
+def test_the_best_points_say_what_they_are_the_mean_of(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One grid was run with one seed, another one with two, and a pruner."""
+    storage = str(tmp_path / "s.journal")
+    with closing(Study(storage, "s", direction="minimize")) as study:
+        study.add([Record(1, 0.1, seed=seed, value=3 + seed) for seed in (0, 1)])
+        study.add([Record(2, 0.1, value=3), Record(4, 0.1, value=1, pruned=True), Record(8, 0.1, value=math.inf)])
+    shown = said_of("study", "show", storage, capsys=capsys)
+    assert shown[2:6] == [
+        "3            lr 2, eps 0.1 (1 seed)",
+        "3.5          lr 1, eps 0.1 (2 seeds)",
+        "1            lr 4, eps 0.1 (1 seed, pruned)",
+        "diverged     lr 8, eps 0.1 (1 seed)",
+    ]
+    assert shown[7] == "4 lr x 1 eps; inf diverged; * was pruned; means over 1 to 2 seeds"
+
+
+def test_a_point_that_was_queued_twice_has_not_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two searches want it at the same time; the second trial of it is ended, and the first one is under way."""
+    storage = str(tmp_path / "s.journal")
+    with closing(Study(storage, "s", direction="minimize")) as study:
+        empty = study.snapshot()
+        for _ in range(2):
+            study.queue([Point(0.1, None, 0)], empty)
+        study.withdraw()
+    shown = said_of("study", "show", storage, capsys=capsys)
+    assert shown[1:] == ["0 finished (0 diverged), 0 under way, 1 waiting"]
+
+
+def test_a_failure_stays_when_the_next_search_is_on_another_grid(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    storage = str(tmp_path / "s.journal")
+    with closing(Study(storage, "s", direction="minimize")) as study:
+        study.queue([Point(0.1, None, 0)])
+        held = study.take("me")
+        assert held is not None
+        held.fail("ValueError: no")
+        study.queue([Point(0.1, None, 0), Point(1, None, 0)])  # once more, and one that was never tried
+        study.withdraw(set())
+    shown = said_of("study", "show", storage, capsys=capsys)
+    assert shown[1:] == ["0 finished (0 diverged), 0 under way, 0 waiting", "failed: lr=0.1 seed=0: ValueError: no"]
 
 
 def test_a_dry_run_runs_nothing(project: Path) -> None:

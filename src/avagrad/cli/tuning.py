@@ -3,6 +3,7 @@
 import importlib
 import json
 import os
+import shutil
 import sys
 from contextlib import closing
 from operator import attrgetter
@@ -16,13 +17,15 @@ from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
 from avagrad.progress import Bar
+from avagrad.tune.optuna_trials import faults
 from avagrad.tune.records import read_records, write_records
 from avagrad.tune.result import Progress, Result
-from avagrad.tune.search import plan, scores
-from avagrad.tune.separability import separability
+from avagrad.tune.scores import scores
+from avagrad.tune.search import plan
 from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described, open_storage
-from avagrad.tune.study import GIVEN_BACK, Study
+from avagrad.tune.study import Study
+from avagrad.tune.tables import tables
 from avagrad.tune.trial import Objective
 from avagrad.tune.tuner import tune
 
@@ -151,9 +154,10 @@ def export_records(
 
 @study_app.command("show")
 def show(storage: _Storage, name: _Name = None) -> None:
-    """Say what a study holds: what is finished, what has failed, the best point, and how far lr and eps part."""
-    from avagrad.report.heatmaps import space_of
+    """Say what a study holds: what is finished, what has failed, the best points, and a table of each grid.
 
+    Grids that share values of lr or eps are one table. Below it is said how far lr and eps part.
+    """
     with closing(_opened(storage, name)) as study:
         seen = study.snapshot()
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
@@ -163,18 +167,20 @@ def show(storage: _Storage, name: _Name = None) -> None:
     )
     finished = {record.point.key for record in seen.records}
     for key, reasons in seen.failures.items():
-        # What was given back, as its worker was stopped, will be run again.
-        if key not in finished and not reasons[-1].startswith(GIVEN_BACK):
-            typer.echo(f"failed: {key}: {reasons[-1]}")
+        if key not in finished and (own := faults(reasons)):
+            typer.echo(f"failed: {key}: {own[-1]}")
     known = scores(seen.records, direction=study.direction)
     sign = 1 if study.direction == "minimize" else -1
+    several = any(score.count > 1 for score in known.values())
     for cell in sorted(known, key=lambda cell: known[cell].rank)[:5]:
-        value = "diverged" if known[cell].failed else f"{sign * known[cell].loss:.6g}"
-        typer.echo(f"{value:<12} {cell}")
+        score = known[cell]
+        value = "diverged" if score.failed else f"{sign * score.loss:.6g}"
+        notes = [f"{score.count} seed{'s' if score.count > 1 else ''}"] if several else []
+        notes += ["pruned"] if score.pruned else []
+        typer.echo(f"{value:<12} {cell}" + (f" ({', '.join(notes)})" if notes else ""))
     if known:
-        space = space_of(seen.records)
-        if len(space) == len(known) and min(space.shape) > 1:
-            typer.echo(separability(space, known, start=space.start()).summary())
+        width = shutil.get_terminal_size((120, 24)).columns
+        typer.echo("\n" + tables(known, direction=study.direction, width=width))
 
 
 def _opened(storage: str, name: str | None) -> Study:

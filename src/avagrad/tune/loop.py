@@ -9,13 +9,16 @@ from typing import Any
 
 from avagrad.stopping import Stopped, interrupt_on_sigterm
 from avagrad.tune.leases import Watch
+from avagrad.tune.methods import widest
+from avagrad.tune.optuna_trials import DIED, LOST, Snapshot, faults
 from avagrad.tune.records import Record, write_records
 from avagrad.tune.result import Best, Progress, Result, Verdict
-from avagrad.tune.search import Plan, Score, plan, replay, scores, widest
+from avagrad.tune.scores import Score, scores
+from avagrad.tune.search import Plan, plan, replay
 from avagrad.tune.separability import Separability, separability, verdict
 from avagrad.tune.space import Axis, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
-from avagrad.tune.study import DIED, DUPLICATE, GIVEN_BACK, LOST, Snapshot, Study
+from avagrad.tune.study import Study
 from avagrad.tune.workers import WorkerError, WorkerPool
 
 __all__ = ["SearchLoop", "TuningError"]
@@ -138,8 +141,7 @@ class SearchLoop:
 
     def _failures(self, key: str) -> list[str]:
         """Return what went wrong with a point in this call, where it was the point's own fault or may have been."""
-        new = self.snapshot.failures.get(key, ())[self.before.get(key, 0) :]
-        return [reason for reason in new if not reason.startswith((GIVEN_BACK, DUPLICATE))]
+        return faults(self.snapshot.failures.get(key, ())[self.before.get(key, 0) :])
 
     def _has_failed(self, key: str) -> bool:
         """Tell whether a point is given up. Machines die more often than a point is to blame for it."""

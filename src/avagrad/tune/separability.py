@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from statistics import linear_regression
 
-from avagrad.tune.search import Plan, Replay, Score, best, replay
+from avagrad.tune.scores import Score, best
+from avagrad.tune.search import Plan, Replay, replay
 from avagrad.tune.space import Cell, Space, shown
 
 __all__ = ["Budget", "Separability", "budgets", "separability", "two_digits", "verdict"]

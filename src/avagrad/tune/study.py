@@ -17,22 +17,35 @@ import contextlib
 import json
 import math
 import os
-import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
-from functools import partial
 from typing import Any, TypeVar
 
 import optuna
-from optuna.distributions import FloatDistribution
 from optuna.exceptions import UpdateFinishedTrialError
 from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
-from avagrad.tune.leases import LEASE, Watch, holder, renew_after
+from avagrad.tune.held import Held
+from avagrad.tune.leases import Watch, holder
+from avagrad.tune.optuna_trials import (
+    ABOUT,
+    DIVERGED,
+    DUPLICATE,
+    FACTS,
+    FAILED,
+    FINISHED,
+    GIVEN_BACK,
+    KEY,
+    LOST,
+    SECONDS,
+    Snapshot,
+    is_first,
+    new_trial,
+    snapshot_of,
+    to_run,
+)
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, is_url, open_storage, patiently, storage_errors
@@ -40,33 +53,8 @@ from avagrad.tune.storage import StorageError, described, is_url, open_storage, 
 __all__ = ["DIRECTIONS", "PRUNERS", "Held", "Snapshot", "Study", "pruner_named"]
 
 T = TypeVar("T")
-Pruned = optuna.TrialPruned
 DIRECTIONS = ("minimize", "maximize")
 PRUNERS = ("median", "halving")
-_FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
-_LIVE = (TrialState.WAITING, TrialState.RUNNING)
-# Attributes of the study and of its trials.
-ABOUT, KEY, FAILED, DIVERGED, SECONDS, FACTS = "avagrad", "key", "failed", "diverged_at", "seconds", "facts"
-_LEASE = "avagrad:lease"
-# What an ended trial says when its point was not at fault, and when it may have been.
-GIVEN_BACK, DUPLICATE = "given back", "duplicate"
-DIED, LOST = "its worker died", "its worker showed no sign of life"
-
-optuna.logging.set_verbosity(optuna.logging.WARNING)
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """A study at one moment.
-
-    >>> Snapshot().records
-    ()
-    """
-
-    records: tuple[Record, ...] = ()
-    waiting: tuple[str, ...] = ()  # keys
-    held: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
-    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: what went wrong, each time
 
 
 def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
@@ -218,21 +206,7 @@ class Study:
 
     def snapshot(self) -> Snapshot:
         """Return what is finished, waiting, held and failed now."""
-        records: dict[str, Record] = {}
-        waiting, held = [], {}
-        failures: dict[str, tuple[str, ...]] = {}
-        for trial in self.trials():
-            key = trial.user_attrs[KEY]
-            if trial.state in _FINISHED:
-                # Two are there if one was put in by `add` while the other was under way: the first one counts.
-                records.setdefault(key, _record(trial, self.worst))
-            elif trial.state == TrialState.WAITING:
-                waiting.append(key)
-            elif trial.state == TrialState.RUNNING:
-                held[trial._trial_id] = key, trial.system_attrs.get(_LEASE)
-            else:
-                failures[key] = (*failures.get(key, ()), trial.user_attrs.get(FAILED, "failed"))
-        return Snapshot(tuple(records.values()), tuple(waiting), held, failures)
+        return snapshot_of(self.trials(), self.worst)
 
     # --- queueing ---
 
@@ -257,7 +231,7 @@ class Study:
 
     def add(self, records: Iterable[Record]) -> int:
         """Put in what was found elsewhere; points that are finished here stay as they are. Return how many were new."""
-        finished = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in _FINISHED}
+        finished = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in FINISHED}
         count = 0
         for record in records:
             if record.point.key in finished:
@@ -278,18 +252,7 @@ class Study:
         value: float | None = None,
         attributes: Mapping[str, Any] | None = None,
     ) -> None:
-        axes = {name: x for name, x in (("lr", point.lr), ("eps", point.eps)) if x is not None}
-        # The range says nothing: points come from an axis. Optuna wants one, and the same for all trials.
-        anything = FloatDistribution(1e-300, 1e300, log=True)
-        kept = {name: x for name, x in (attributes or {}).items() if x not in (None, {})}
-        given = {"seed": point.seed} if state == TrialState.WAITING else {"seed": point.seed, **kept}
-        template = optuna.trial.create_trial(
-            state=state,
-            value=value,
-            params=axes,
-            distributions=dict.fromkeys(axes, anything),
-            user_attrs={KEY: point.key, **given},
-        )
+        template = new_trial(point, state, value, attributes or {})
 
         def create() -> None:
             with self._errors():
@@ -299,12 +262,12 @@ class Study:
 
     # --- working ---
 
-    def take(self, worker: str) -> "Held | None":
+    def take(self, worker: str) -> Held | None:
         """Take a waiting point; None if there is none."""
         trials = self.trials()
-        firsts = _to_run(trials)
-        waiting = [trial for trial in trials if trial.state == TrialState.WAITING and _is_in(trial, firsts)]
-        if not any(trial.state in _FINISHED for trial in trials):
+        firsts = to_run(trials)
+        waiting = [trial for trial in trials if trial.state == TrialState.WAITING and is_first(trial, firsts)]
+        if not any(trial.state in FINISHED for trial in trials):
             # Nothing has worked so far. If nothing ever will, that is known soonest by trying one and the same again.
             failed = Counter(trial.user_attrs[KEY] for trial in trials if trial.state == TrialState.FAIL)
             waiting.sort(key=lambda trial: -failed[trial.user_attrs[KEY]])
@@ -313,7 +276,7 @@ class Study:
                 if not self.storage.set_trial_state_values(trial._trial_id, TrialState.RUNNING):
                     continue
                 held = Held(self, trial, holder(worker))
-                if held.renew() and _is_in(trial, _to_run(self.trials())):
+                if held.renew() and is_first(trial, to_run(self.trials())):
                     return held
                 held.fail(DUPLICATE)
         return None
@@ -350,10 +313,10 @@ class Study:
     def withdraw(self, wanted: "set[str] | None" = None) -> None:
         """End waiting trials that will not be run: second ones of their point, and those that are not wanted."""
         trials = self.trials()
-        firsts = _to_run(trials)
+        firsts = to_run(trials)
         for trial in trials:
             if trial.state == TrialState.WAITING:
-                if not _is_in(trial, firsts):
+                if not is_first(trial, firsts):
                     self._withdraw(trial._trial_id, DUPLICATE)
                 elif wanted is not None and trial.user_attrs[KEY] not in wanted:
                     self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
@@ -373,145 +336,6 @@ class Study:
 
     def _patiently(self, act: Callable[[], T]) -> T:
         return patiently(act, patience=self.patience)
-
-
-class Held:
-    """A point that this process holds: it renews its lease, and finishes or fails it.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
-    ...     _ = study.queue([Point(0.1, None, 0)])
-    ...     held = study.take("me")
-    ...     study.fail(held.trial_id, "its worker showed no sign of life")
-    ...     held.finish(0.25)  # too late: the result is dropped
-    True
-    False
-    """
-
-    def __init__(self, study: Study, trial: FrozenTrial, signature: dict[str, Any]) -> None:
-        self.study, self.number, self.trial_id = study, trial.number, trial._trial_id
-        self.point = Point.from_key(trial.user_attrs[KEY])
-        self.signature, self.beats = signature, 0
-        self.began = time.monotonic()
-        self.is_lost = False  # taken back by another process: whatever comes out is dropped
-        self._ended = threading.Event()
-
-    def renew(self, every: float = 0.0) -> bool:
-        """Show a sign of life, and how soon there will be another; False if the point has been taken back."""
-        self.beats += 1
-        lease = {**self.signature, "beat": self.beats, "every": every}
-        return self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, _LEASE, lease))
-
-    def keep(self, lease: float = LEASE) -> threading.Thread:
-        """Renew from now on, in a thread of its own, until the point has ended."""
-
-        def beat() -> None:
-            began, every = time.monotonic(), renew_after(lease, 0.0)
-            while not self._ended.wait(every):
-                every = renew_after(lease, time.monotonic() - began)
-                # A storage that does not answer now may do so next time; if not, the point is taken back.
-                with contextlib.suppress(StorageError):
-                    if not self.renew(every):
-                        return
-
-        thread = threading.Thread(target=beat, name="lease", daemon=True)
-        thread.start()
-        return thread
-
-    def let_go(self) -> None:
-        """Renew no longer. If the point has not ended, it is taken back in due time."""
-        self._ended.set()
-
-    def report(self, step: int, value: float) -> None:
-        """Record a value on the way."""
-        self._write(lambda: self.study.storage.set_trial_intermediate_value(self.trial_id, step, value))
-
-    def should_prune(self) -> bool:
-        """Tell whether the study's pruner has seen enough."""
-        pruned = False
-
-        def ask() -> None:
-            nonlocal pruned
-            pruned = self.study.optuna_trial(self.trial_id).should_prune()
-
-        self._write(ask)  # a pruner writes too
-        return pruned
-
-    def finish(
-        self,
-        value: float,
-        *,
-        diverged_at: int | None = None,
-        facts: Mapping[str, Any] | None = None,
-        pruned: bool = False,
-        seconds: float | None = None,
-    ) -> bool:
-        """End with a result; False if the point was taken back meanwhile, and the result is dropped.
-
-        ``seconds`` is what it took, if that is not the time since the point was taken.
-        """
-        storage, seconds = self.study.storage, time.monotonic() - self.began if seconds is None else seconds
-        attributes = {SECONDS: round(seconds, 3), DIVERGED: diverged_at, FACTS: dict(facts or {})}
-        state = TrialState.PRUNED if pruned else TrialState.COMPLETE
-        try:
-            for name, content in attributes.items():
-                if content not in (None, {}):
-                    self._write(partial(storage.set_trial_user_attr, self.trial_id, name, content))
-            return self._write(lambda: storage.set_trial_state_values(self.trial_id, state, [value]))
-        except StorageError as error:
-            raise StorageError(f"{error} The result of {self.point.key} could not be kept: {value:g}.") from error
-        finally:
-            self._ended.set()
-
-    def fail(self, reason: str) -> bool:
-        """End without a result; False if the point was taken back before."""
-        self._ended.set()
-        return self.study.fail(self.trial_id, reason)
-
-    def _write(self, write: Callable[[], object]) -> bool:
-        """Write, and wait for a database that is away; False if the trial has been ended by another process."""
-
-        def act() -> bool:
-            with storage_errors(self.study.place):
-                try:
-                    write()
-                except UpdateFinishedTrialError:
-                    self.is_lost = True
-                    return False
-            return True
-
-        return not self.is_lost and self.study._patiently(act)
-
-
-def _to_run(trials: list[FrozenTrial]) -> dict[str, int]:
-    """Return of each point that is not finished the number of the one trial that is to be run, or runs."""
-    finished = {trial.user_attrs[KEY] for trial in trials if trial.state in _FINISHED}
-    firsts: dict[str, int] = {}
-    for trial in trials:
-        if trial.state in _LIVE and trial.user_attrs[KEY] not in finished:
-            firsts.setdefault(trial.user_attrs[KEY], trial.number)
-    return firsts
-
-
-def _is_in(trial: FrozenTrial, firsts: dict[str, int]) -> bool:
-    return firsts.get(trial.user_attrs[KEY]) == trial.number
-
-
-def _record(trial: FrozenTrial, worst: float) -> Record:
-    attributes = trial.user_attrs
-    point = Point.from_key(attributes[KEY])
-    value = trial.values[0] if trial.values else worst
-    return Record(
-        lr=point.lr,
-        eps=point.eps,
-        seed=point.seed,
-        value=worst if math.isnan(value) else value,
-        diverged_at=attributes.get(DIVERGED),
-        pruned=trial.state == TrialState.PRUNED,
-        seconds=attributes.get(SECONDS),
-        facts=attributes.get(FACTS, {}),
-    )
 
 
 def _these(names: list[str]) -> str:

@@ -14,9 +14,10 @@ from typing import Any
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 
 from avagrad.stopping import Stopped
+from avagrad.tune.held import Held
+from avagrad.tune.optuna_trials import DIED, GIVEN_BACK, Pruned
 from avagrad.tune.records import Record
 from avagrad.tune.storage import StorageError
-from avagrad.tune.study import DIED, GIVEN_BACK, Held, Pruned
 
 __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
 

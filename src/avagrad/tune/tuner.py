@@ -11,8 +11,8 @@ from typing import Any, Literal
 
 from avagrad.tune.leases import LEASE
 from avagrad.tune.loop import SearchLoop
+from avagrad.tune.methods import METHODS
 from avagrad.tune.result import Progress, Result
-from avagrad.tune.search import METHODS
 from avagrad.tune.space import Space, Values, axes_of
 from avagrad.tune.storage import is_url
 from avagrad.tune.study import DIRECTIONS, Study, pruner_named

@@ -12,8 +12,9 @@ from dataclasses import dataclass
 import cloudpickle
 
 from avagrad.tune.leases import LEASE
+from avagrad.tune.optuna_trials import GIVEN_BACK, Snapshot
 from avagrad.tune.storage import StorageError, patiently
-from avagrad.tune.study import GIVEN_BACK, Snapshot, Study
+from avagrad.tune.study import Study
 from avagrad.tune.trial import Objective, evaluate
 
 __all__ = ["Job", "WorkerError", "WorkerPool", "new_name", "work_on_one"]

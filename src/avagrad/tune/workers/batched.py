@@ -5,11 +5,13 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from avagrad.tune.held import Held
 from avagrad.tune.leases import renew_after
+from avagrad.tune.optuna_trials import GIVEN_BACK
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, patiently
-from avagrad.tune.study import GIVEN_BACK, Held, Study
+from avagrad.tune.study import Study
 from avagrad.tune.workers.base import WorkerPool, new_name
 
 __all__ = ["Batched", "RunTogether"]

@@ -9,7 +9,8 @@ from multiprocessing.connection import Connection
 
 import torch
 
-from avagrad.tune.study import DIED, Snapshot, Study
+from avagrad.tune.optuna_trials import DIED, Snapshot
+from avagrad.tune.study import Study
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work, work_on_one
 from avagrad.worker_process import WorkerProcess, stop_all

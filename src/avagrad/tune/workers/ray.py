@@ -4,7 +4,8 @@ import contextlib
 import os
 from typing import Any
 
-from avagrad.tune.study import DIED, Snapshot, Study
+from avagrad.tune.optuna_trials import DIED, Snapshot
+from avagrad.tune.study import Study
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work
 
 __all__ = ["RayTasks"]

@@ -1,0 +1,273 @@
+"""The methods of searching: lines, separable, grid. Each goes from stage to stage, by what is known alone.
+
+- ``lines``: over lr at the start's eps, then over eps at the best lr, each from coarse to fine: every second value,
+  counted from the start (every fourth, then every second, on an axis of more than 16), then the neighbours of the best.
+  Along eps, where losses are often level, a second dip among the coarse values is followed up as well. Last come those
+  neighbours of the pick on both axes that are not known yet; while one of them is better, the search moves there. A
+  pick at an end of an axis extends it, at most twice, where that is allowed. Coarse values need one seed, all others
+  need all. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells where no neighbour is better, and 2 more where there
+  is a second dip.
+- ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
+  of the best cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at
+  the neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On
+  21 x 21 values that is at most 21 + 20 + 6 = 47 cells where the first ring confirms.
+- ``grid``: every cell.
+
+Where one axis is absent, or has one value, every method is a single line.
+
+**It ends.** Better implies an earlier rank: margin and error are not negative. So each neighbour that is moved to, and
+the best of a line through it, ranks strictly earlier than the pick before. No cell is picked twice, and there are
+finitely many.
+"""
+
+import itertools
+import math
+from collections.abc import Generator, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from avagrad.tune.scores import Score, best, better
+from avagrad.tune.space import NAMES, Cell, Space
+
+__all__ = ["METHODS", "widest"]
+
+METHODS = ("lines", "separable", "grid")
+_EXTENSIONS = 2  # of an axis, at most
+_LONG = 16  # values of an axis whose first stride is 2; that of a longer one is 4
+
+
+def widest(space: Space) -> Space:
+    """Return the space with its axes extended as far as the search by lines may extend them.
+
+    >>> from avagrad.tune.space import axis
+    >>> widest(Space(axis([1, 10], "lr"), None)).lr.values
+    (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0)
+    """
+    for name in NAMES:
+        for end in (0, -1):
+            for _ in range(_EXTENSIONS):
+                space = space.extended(name, space.cells()[end])
+    return space
+
+
+class Known(NamedTuple):
+    """What a method works with."""
+
+    space: Space
+    known: Mapping[Cell, Score]
+    by_first_seed: Mapping[Cell, Score]
+    start: Cell
+    margin: float
+
+
+@dataclass(frozen=True)
+class Step:
+    """A stage of a search: it goes on to the next one when all of these cells are known."""
+
+    stage: str
+    cells: tuple[Cell, ...]
+    pick: Cell | None
+    path: tuple[Cell, ...]
+    rest: int = 0  # how many further cells the stages up to the next ring take at most
+    rings: int = 0
+    confirmed: bool | None = None
+    coarse: bool = False
+    space: Space | None = None  # where the axes were extended
+
+
+def steps(method: str, given: Known, extend: bool) -> Iterator[Step]:
+    """Return the stages of a search, one after the other; what is known decides on the next."""
+    space, _, _, start, margin = given
+    if method not in METHODS:
+        raise ValueError(f"method is {method!r}, but must be one of {', '.join(METHODS)}.")
+    if start not in space:
+        raise ValueError(f"start is {start}, but must be a cell of the space.")
+    if not 0 <= margin < math.inf:
+        raise ValueError(f"margin is {margin}, but must be finite and at least 0.")
+    if method == "lines" and space.shape != (1, 1):
+        return _Lines(given, extend).steps()
+    if 1 in space.shape:
+        return _line(given)
+    return _separable(given) if method == "separable" else _grid(given)
+
+
+class _Lines:
+    """The search by lines. It keeps the space, whose axes may be extended on the way."""
+
+    def __init__(self, given: Known, extend: bool) -> None:
+        self.space, self.known, self.by_first_seed, self.start, self.margin = given
+        self.path: tuple[Cell, ...] = (self.start,)
+        self.extensions = dict.fromkeys(NAMES, _EXTENSIONS if extend else 0)
+        rows, columns = self.space.shape
+        self.names = [name for name, length in zip(NAMES, (rows, columns), strict=True) if length > 1]
+
+    def steps(self) -> Iterator[Step]:
+        pick = self.start
+        for name in self.names:
+            stage = f"line over {name}" + (f" at {at}" if any(at := pick._replace(**{name: None})) else "")
+            found = yield from self._line(name, pick, stage)
+            if found is None:
+                yield _nothing(stage, self.start)
+                return
+            pick = found
+            self.path = (*self.path, pick)
+        yield from self._neighbours(pick)
+
+    def _line(self, name: str, at: Cell, stage: str) -> Generator[Step, None, Cell | None]:
+        """Search an axis through a cell, from coarse to fine; return its best cell."""
+        line = self.space.along(name, at)
+        later = self.names[self.names.index(name) + 1 :]
+        rest = sum(_most_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
+        stride = _first_stride(len(line))
+        cells = self._around(name, at, stride, len(line))
+        pick = best(cells, self.by_first_seed)
+        yield self._step(stage, cells, pick, rest=rest + _most_refined(name, stride), coarse=True)
+        dips = self._dips(name, cells, pick)
+        while dips and stride > 1:
+            stride //= 2
+            near = [self._around(name, dip, stride, 1) for dip in dips]
+            cells = tuple(dict.fromkeys(itertools.chain.from_iterable(near)))
+            known = self.by_first_seed if stride > 1 else self.known
+            more = {"rest": rest + _most_refined(name, stride), "coarse": stride > 1}
+            yield self._step(stage, cells, best(cells, known), **more)
+            dips = [found for each in near if (found := best(each, known)) is not None]
+        pick = best(dips, self.known)
+        if pick is None:  # all that was tried has failed, but not yet all
+            pick = best(line, self.known)
+            yield self._step(stage, line, pick, rest=rest)
+        while pick is not None and self._extends(name, pick=pick):
+            before, line = line, self.space.along(name, at)
+            cells = tuple(cell for cell in line if cell == pick or cell not in before)
+            pick = best(cells, self.known)
+            yield self._step(stage, cells, pick, rest=rest)
+        return pick
+
+    def _dips(self, name: str, cells: tuple[Cell, ...], pick: Cell | None) -> list[Cell]:
+        """Return the best coarse cell; along eps, where a line may have two dips, also the best of another dip."""
+        if pick is None or name != "eps":
+            return [pick] if pick else []
+        ranks = [self.by_first_seed[cell].rank for cell in cells]
+        place = cells.index(pick)
+        others = [
+            cell
+            for i, cell in enumerate(cells)
+            if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in (i - 1, i + 1) if 0 <= k < len(cells))
+        ]
+        second = best(others, self.by_first_seed)
+        return [pick, second] if second else [pick]
+
+    def _neighbours(self, pick: Cell) -> Iterator[Step]:
+        confirmed = None
+        for rings in itertools.count():
+            near = tuple(cell for name in self.names for cell in self._around(name, pick, 1, 1) if cell != pick)
+            stage = f"neighbours of {pick}"
+            yield self._step(stage, near, pick, rings=rings, confirmed=confirmed)
+            to = best((cell for cell in near if better(self.known[cell], self.known[pick], self.margin)), self.known)
+            if to is not None:
+                pick, confirmed = to, False
+                self.path = (*self.path, pick)
+            elif not self._extends(*self.names, pick=pick):
+                yield self._step(stage, (), pick, rings=rings + (len(self.names) > 1), confirmed=True)
+                return
+
+    def _around(self, name: str, cell: Cell, stride: int, most: int) -> tuple[Cell, ...]:
+        """Return the cell and, on either side, at most so many along an axis, a stride from one another."""
+        line = self.space.along(name, cell)
+        place = line.index(cell)
+        return tuple(
+            each for i, each in enumerate(line) if (i - place) % stride == 0 and abs(i - place) <= most * stride
+        )
+
+    def _extends(self, *names: str, pick: Cell) -> bool:
+        """Extend the axes at an end of which the pick is, if they still may be; tell whether one was."""
+        before = self.space
+        for name in names:
+            longer = self.space.extended(name, pick) if self.extensions[name] else self.space
+            self.extensions[name] -= longer != self.space
+            self.space = longer
+        return self.space != before
+
+    def _step(self, stage: str, cells: tuple[Cell, ...], pick: Cell | None, **more: Any) -> Step:
+        return Step(stage, cells, pick, self.path, space=self.space, **more)
+
+
+def _first_stride(length: int) -> int:
+    return 4 if length > _LONG else 2
+
+
+def _most_refined(name: str, stride: int) -> int:
+    """Return how many cells it takes at most to go from this stride to single steps."""
+    return (4 if name == "eps" else 2) * (stride // 2)
+
+
+def _most_of_line(name: str, space: Space) -> int:
+    """Return how many cells of an axis the search by lines takes at most."""
+    length = space.shape[NAMES.index(name)]
+    stride = _first_stride(length)
+    return min(length, math.ceil(length / stride) + _most_refined(name, stride))
+
+
+def _separable(given: Known) -> Iterator[Step]:
+    space, known, _, start, margin = given
+    _, columns = space.shape
+    line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
+    pick = best(line, known)
+    yield Step(stage, line, pick, (start,), rest=columns - 1 + _ring_at_most(space))
+    if pick is None:
+        yield _nothing(stage, start)
+        return
+    path = (start, pick)
+    line, stage = space.along("eps", pick), f"line over eps at {Cell(pick.lr, None)}"
+    pick = best(line, known)
+    yield Step(stage, line, pick, path, rest=_ring_at_most(space))
+    yield from _rings(space, known, pick, path, margin)
+
+
+def _rings(
+    space: Space, known: Mapping[Cell, Score], pick: Cell | None, path: tuple[Cell, ...], margin: float
+) -> Iterator[Step]:
+    confirmed = None
+    for rings in itertools.count():
+        assert pick is not None  # every line from here on has a cell that did not fail: the one that led to it
+        path = (*path, pick)
+        ring, stage = space.neighbours(pick), f"ring around {pick}"
+        yield Step(stage, ring, pick, path, rings=rings, confirmed=confirmed)
+        to = best((cell for cell in ring if better(known[cell], known[pick], margin)), known)
+        if to is None:
+            yield Step(stage, (), pick, path, rings=rings + 1, confirmed=True)
+            return
+        confirmed = False
+        line = space.along("eps", to)
+        pick = best(line, known)
+        yield Step(
+            f"line over eps at {Cell(to.lr, None)}", line, pick, path, _ring_at_most(space), rings + 1, confirmed
+        )
+
+
+def _line(given: Known) -> Iterator[Step]:
+    """Run the only line there is; nothing is left to confirm then."""
+    space, known, _, start, _ = given
+    rows, columns = space.shape
+    name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
+    stage = f"line over {name}" + (f" at {at}" if any(at) else "")
+    pick = best(space.cells(), known)
+    yield Step(stage, space.cells(), pick, (start,))
+    yield Step(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
+
+
+def _grid(given: Known) -> Iterator[Step]:
+    space, known, _, start, _ = given
+    stage = f"grid of {len(space)} cells"
+    pick = best(space.cells(), known)
+    yield Step(stage, space.cells(), pick, (start,))
+    yield Step(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
+
+
+def _nothing(stage: str, start: Cell) -> Step:
+    return Step(f"every point of the {stage} diverged or failed", (), None, (start,))
+
+
+def _ring_at_most(space: Space) -> int:
+    """Return how many unknown neighbours a cell has at most, where the eps line through it is known."""
+    rows, columns = (min(3, length) for length in space.shape)
+    return (rows - 1) * columns
