@@ -1,8 +1,8 @@
 """Time and memory of a training step of the lab's transformer (task gpt), and its share of the GPU's bf16 rate.
 
-Peak memory is what torch has allocated at most during a step, parameters and state included. The rate is that of a product of two matrices of
-8192 x 8192, on the same GPU. Operations are those of matrix products: 6 for each weight and token, and of attention
-those below the diagonal.
+Peak memory is what torch has allocated at most during a step, parameters and state included. The rate is that of a
+product of two matrices of 8192 x 8192, on the same GPU. Operations are those of matrix products: 6 for each weight and
+token, and of attention those below the diagonal.
 
 Run: python benchmarks/transformer.py --preset base --json transformer.json
 """
