@@ -503,3 +503,15 @@ def test_a_gradient_of_another_dtype_keeps_its_digits() -> None:
             opt.step()
         moments.append(opt.state[w]["exp_avg"])
     torch.testing.assert_close(*moments, rtol=1e-6, atol=0)
+
+
+def test_frozen_integers_of_a_quantised_model_do_not_take_the_kernels_away() -> None:
+    w = torch.nn.Parameter(torch.ones(4))
+    q = torch.nn.Parameter(torch.ones(4, dtype=torch.int8), requires_grad=False)
+    for choice in (None, True):
+        opt = AvaGrad([w, q], fused=choice)
+        w.grad = torch.ones(4)
+        opt.step()
+        assert opt._params is not None
+        assert [type(backend) for backend in opt._params.backends] == [fused_backend.Fused]
+        assert q not in opt.state

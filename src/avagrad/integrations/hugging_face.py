@@ -26,4 +26,6 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # transformer
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         """Log the numbers, if it is time; where parameters are sharded, all ranks work them out together."""
         if state.global_step % self.every == 0 and (found := metrics_of(kwargs.get("optimizer"))):
+            asked = control.should_log
             self.trainer.log(found)
+            control.should_log = asked  # which log() withdraws: the Trainer is still to log its loss

@@ -45,6 +45,8 @@ SHARED = 19  # numbers that the coordinates of a tensor share in a step, worked 
 def unsupported_reason(params: Sequence[Tensor]) -> str | None:
     """Say why these tensors cannot be stepped by fused code; None if they can."""
     for p in params:
+        if not p.is_floating_point():  # a frozen weight of a quantised model, which is never stepped
+            continue
         if p.device.type not in _DTYPES:
             return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"
         dtypes = _DTYPES["cuda" if _on_triton(p.device) else "cpu"]
