@@ -254,7 +254,9 @@ def test_what_adam_means_is_taken_over(make: Any) -> None:
     w.grad = torch.ones(2)
     adam.step()
     opt = AvaStep([w])
-    with pytest.warns(UserWarning, match="counts are taken, and lr, betas, eps, weight_decay, decoupled_weight_decay;"):
+    with pytest.warns(
+        UserWarning, match=r"counts, lr=0.3, betas=\(0.8, 0.9\), eps=0.0001, weight_decay=0.05, .* are taken"
+    ):
         opt.load_state_dict(adam.state_dict())
     group = opt.param_groups[0]
     assert (group["lr"], group["betas"], group["eps"], group["weight_decay"]) == (0.3, (0.8, 0.9), 1e-4, 0.05)
@@ -337,8 +339,7 @@ def test_an_infinite_second_moment_is_refused_by_name() -> None:
     w.grad = torch.tensor([1e25, 1.0, 1.0])
     adam.step()
     opt = AvaStep([w])
-    foreign = pytest.warns(UserWarning, match="another optimizer's")
-    with foreign, pytest.raises(ValueError, match=r"the loaded exp_avg_sq .* holds an infinity"):
+    with pytest.raises(ValueError, match=r"the loaded exp_avg_sq .* holds an infinity"):
         opt.load_state_dict(adam.state_dict())
     assert not opt.state
 
@@ -351,7 +352,7 @@ def test_a_schedule_goes_on_after_adams_state_is_loaded() -> None:
     adam.step()
     schedule.step()
     opt = AvaStep([w])
-    with pytest.warns(UserWarning, match="lr, initial_lr, betas, weight_decay, decoupled_weight_decay;"):
+    with pytest.warns(UserWarning, match=r"lr=0.2, initial_lr=0.4, betas=\(0.9, 0.999\), weight_decay=0.01"):
         opt.load_state_dict(adam.state_dict())
     again = torch.optim.lr_scheduler.StepLR(opt, 1, gamma=0.5, last_epoch=1)
     assert opt.param_groups[0]["initial_lr"] == 0.4
@@ -364,7 +365,7 @@ def test_values_of_adams_that_are_not_allowed_here_are_left_there() -> None:
     w.grad = torch.ones(3)
     adam.step()
     opt = AvaStep([w], eps=0.5)
-    with pytest.warns(UserWarning, match="taken, and lr, betas, weight_decay"):
+    with pytest.warns(UserWarning, match=r"lr=0.001, betas=\(0.9, 0.999\), weight_decay=0"):
         opt.load_state_dict(adam.state_dict())
     assert opt.param_groups[0]["eps"] == 0.5
 
@@ -391,9 +392,9 @@ def test_adopts_moments_are_not_adams() -> None:
     adam, adopt = torch.optim.Adam([w]), ADOPT([w])
     for opt in (adam, adopt):
         opt.step()
-    with pytest.warns(UserWarning, match="another"), pytest.raises(ValueError, match="has no exp_avg_scaled"):
+    with pytest.raises(ValueError, match="has no exp_avg_scaled"):
         ADOPT([w]).load_state_dict(adam.state_dict() | {"param_groups": [{"params": [0]}]})
-    with pytest.warns(UserWarning, match="another"), pytest.raises(ValueError, match="has no exp_avg, but must have"):
+    with pytest.raises(ValueError, match="has no exp_avg, but must have"):
         DelayedAdam([w]).load_state_dict(adopt.state_dict())
 
 

@@ -19,18 +19,6 @@ __all__ = ["load_state_dict"]
 
 def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
     """Have torch's ``load`` take a state, and correct what it does to dtypes."""
-    groups = state_dict["param_groups"]
-    reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
-    if reasons:
-        adopted = list(dict.fromkeys(key for group in groups for key in opt._adopted(group)))
-        stays = "" if "lr" in adopted else " A scheduler whose state is loaded, too, brings that optimizer's lr back: "
-        stays += "make a new one, or set its base_lrs." if stays else ""
-        warnings.warn(
-            f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step "
-            f"counts are taken{', and ' + ', '.join(adopted) if adopted else ''}; all other hyper-parameters stay as "
-            f"they are.{stays}",
-            stacklevel=3,
-        )
     fitting: StateDict = {}
 
     def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
@@ -64,19 +52,41 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
     finally:
         for handle in handles:
             handle.remove()
+    _warn_of_another(opt, state_dict["param_groups"])
+
+
+def _warn_of_another(opt: "RuleOptimizer", groups: list[Group]) -> None:
+    """Say what was taken of another optimizer's state."""
+    reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
+    if not reasons:
+        return
+    adopted = [item for group in groups for item in opt._adopted(group).items()]
+    also = "".join(f", {key}={value!r}" for key, value in dict(adopted).items())
+    lr = (
+        " A scheduler whose state is loaded, too, brings that optimizer's lr back: make a new one, or set its base_lrs."
+    )
+    warnings.warn(
+        f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step counts"
+        f"{also} are taken; all other hyper-parameters stay as they are.{'' if adopted else lr}",
+        stacklevel=4,
+    )
 
 
 def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
     groups = loaded["param_groups"]
+    saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, opt.param_groups))
+    if saved_sizes != sizes:
+        raise ValueError(
+            f"{type(opt).__name__}: the loaded state has {saved_sizes} parameters in its groups, but must have {sizes} "
+            "as here: make the optimizer with the same groups."
+        )
     foreign = any(opt._foreign_reason(group) for group in groups)
     if foreign:
-        # Groups that do not match in number are torch's to refuse.
-        pairs = zip(opt.param_groups, groups, strict=False)
+        pairs = zip(opt.param_groups, groups, strict=True)
         groups = [{**own, **opt._adopted(saved), "params": saved["params"]} for own, saved in pairs]
-        groups += loaded["param_groups"][len(opt.param_groups) :]
     groups = [{**opt.defaults, **group} for group in groups]
-    for own, group in zip(opt.param_groups, groups, strict=False):
+    for own, group in zip(opt.param_groups, groups, strict=True):
         opt._check(group)
         opt._check_params({**group, "params": own["params"]})
     opt._check_together(groups)
