@@ -100,7 +100,8 @@ class Method:
 
         On CUDA it is the fused one where there is one, and one that a graph can hold.
 
-        >>> METHODS["amsgrad"].build([torch.zeros(1)], {"lr": 0.1}).defaults["amsgrad"]
+        >>> from torch import zeros
+        >>> METHODS["amsgrad"].build([zeros(1)], {"lr": 0.1}).defaults["amsgrad"]
         True
         """
         known = [name for name in inspect.signature(self.make).parameters if name not in ("self", "params")]
