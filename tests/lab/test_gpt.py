@@ -285,7 +285,7 @@ def test_bad_files_are_refused(tmp_path: Path, contents: dict[str, bytes], says:
         ({"vocabulary": 9}, "vocabulary is 9, but must be 0 for a text"),
         ({"download": True}, "download makes no sense here"),
         ({"batch_size": 3, "world": 2}, "batch_size is 3, but must be a multiple of the number of processes, 2"),
-        ({"data": "/nowhere"}, "data is '/nowhere', which does not exist"),
+        ({"data": "/nowhere"}, "gpt: data is '/nowhere', which does not exist, but must be a text file"),
     ],
 )
 def test_options_that_make_no_sense(options: dict[str, Any], says: str) -> None:

@@ -5,6 +5,7 @@ Without ``data`` the text is the Python documentation that every Python carries,
 
 import math
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy
@@ -90,6 +91,11 @@ class Gpt(Task):
             )
 
     def _read(self) -> dict[str, Any]:
+        if self.data is not None and not Path(self.data).exists():
+            raise FileNotFoundError(
+                f"gpt: data is {self.data!r}, which does not exist, but must be a text file, or a folder with train.bin "
+                "and val.bin, or with Penn Treebank's files."
+            )
         if self.data is not None and has_token_files(self.data):
             parts: dict[str, Any] = dict(read_tokens(self.data))
             self._remarks = ("the second half of val.bin is the test part.",)
