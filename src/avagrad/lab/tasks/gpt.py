@@ -93,8 +93,8 @@ class Gpt(Task):
     def _read(self) -> dict[str, Any]:
         if self.data is not None and not Path(self.data).exists():
             raise FileNotFoundError(
-                f"gpt: data is {self.data!r}, which does not exist, but must be a text file, or a folder with train.bin "
-                "and val.bin, or with Penn Treebank's files."
+                f"gpt: data is {self.data!r}, which does not exist, but must be a text file, or a folder with "
+                "train.bin and val.bin, or with Penn Treebank's files."
             )
         if self.data is not None and has_token_files(self.data):
             parts: dict[str, Any] = dict(read_tokens(self.data))
