@@ -264,12 +264,17 @@ def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) ->
 LRS = ("0.0005", "0.001", "0.002", "0.004", "0.008")
 
 
-def bits(folder: str, name: str, seeds: int = 1) -> str:
-    """The validation loss of a run as the document has it; with seeds, their mean and range."""
+def losses(folder: str, name: str, seeds: int, steps: int = 1800) -> list[float]:
+    """Return the validation losses of a run's seeds."""
     names = [name, *(f"{name}-seed-{seed}" for seed in range(1, seeds))]
     results = [json.loads((ROOT / "results" / folder / one / "result.json").read_text()) for one in names]
-    assert all(result["steps"] == 1800 for result in results)
-    return mean_and_range([result["validation"]["error"] for result in results], 4)
+    assert all(result["steps"] == steps for result in results)
+    return [result["validation"]["error"] for result in results]
+
+
+def bits(folder: str, name: str, seeds: int = 1) -> str:
+    """Return a validation loss as the document has it; with seeds, their mean and range."""
+    return mean_and_range(losses(folder, name, seeds), 4)
 
 
 @pytest.mark.parametrize(
@@ -320,3 +325,39 @@ def test_the_table_of_the_transformers_speed_is_what_was_recorded(
     expected = [f"{found['ms']:.1f}", f"{round(found['tokens_per_second'], -2):,.0f}", f"{100 * found['share']:.0f} %"]
     assert row_of("docs/transformers.md", name) == expected
     assert found["share"] > 0.4
+
+
+# --- README.md ---
+
+
+@pytest.mark.parametrize(
+    ("row", "record", "parameters"),
+    [
+        ("optimizer step, GPT-2 124 M, H200", "step-h200.json", "gpt2-124M"),
+        ("optimizer step, 1.5 billion parameters, H200", "step-h200.json", "gpt-1.5B"),
+        ("optimizer step, GPT-2 124 M in bfloat16, H200", "step-h200.json", "gpt2-124M-bf16"),
+        ("optimizer step, 67 M parameters, CPU", "step-cpu.json", "4x4096x4096"),
+    ],
+)
+def test_the_readmes_step_times_are_what_was_recorded(row: str, record: str, parameters: str) -> None:
+    rows = json.loads((ROOT / "results" / record).read_text())["rows"]
+    times = {one["optimizer"]: one["milliseconds"] for one in rows if one["parameters"] == parameters}
+    cells = row_of("README.md", row)
+    digits = 2 if float(cells[0]) < 10 else 1
+    assert cells == [f"{times[name]:.{digits}f}" for name in ("torch AdamW fused", "AvaStep fused")]
+
+
+def test_the_readmes_transformers_are_what_was_recorded() -> None:
+    rows = json.loads((ROOT / "results" / "transformer-h200.json").read_text())["rows"]
+    times = {row["optimizer"]: f"{row['ms']:.1f}" for row in rows if row["way"] == "graph"}
+    cells = row_of("README.md", "whole training step, 85 M transformer, H200")
+    assert cells == [times[name] for name in ("adamw", "avastep")]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    small = [statistics.mean(losses("gpt-small", f"{name}-lr-0.002", 3)) for name in ("adamw", "avastep")]
+    base = [statistics.mean(losses("gpt-base", f"{name}-lr-0.001", 1)) for name in ("adamw", "avastep")]
+    assert f"{small[1]:.3f} against {small[0]:.3f} bits per character with 10 M parameters, three seeds" in text
+    assert f"{base[1]:.3f} against {base[0]:.3f} with 85 M" in text
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 900
