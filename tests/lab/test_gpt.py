@@ -372,3 +372,12 @@ def test_a_text_is_learnt(tmp_path: Path) -> None:
     lines = list(read_metrics(tmp_path / "run"))
     assert [line["step"] for line in lines] == [100, 200, 300, 400, 500, 600]
     assert lines[0]["lr"] > lines[-1]["lr"] > 0
+
+
+def test_tokens_that_training_never_saw_are_among_the_rarest(tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", numpy.arange(400) % 10, numpy.full(100, 20))
+    task = Gpt(**TINY, data=folder)
+    with torch.no_grad():
+        bits = task.details(task.new_model().eval())["bits_by_frequency"]
+    assert bits[:-1] == [None] * 9
+    assert bits[-1] > 0

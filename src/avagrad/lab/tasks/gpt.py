@@ -193,6 +193,7 @@ class Gpt(Task):
         """Return the bits per token of ten groups of tokens on the test part, from the most frequent to the rarest.
 
         Each makes up about a tenth of the training text; where one token makes up more, the next groups are empty.
+        Tokens that the training text does not have are among the rarest.
         """
         counts = torch.zeros(self.size, dtype=torch.int64)
         for some in torch.split(self.parts["train"], _PIECE):
@@ -200,7 +201,7 @@ class Gpt(Task):
         frequent = counts.argsort(descending=True, stable=True)
         before = counts[frequent].cumsum(0) - counts[frequent]
         group = torch.empty_like(counts)
-        group[frequent] = before * _GROUPS // counts.sum()
+        group[frequent] = (before * _GROUPS // counts.sum()).clamp_(max=_GROUPS - 1)
         group = group.to(self.device)
         totals = torch.zeros(2, _GROUPS, dtype=torch.float64, device=self.device)
         for some in torch.split(self._eval_starts("test"), self.batch_size):
