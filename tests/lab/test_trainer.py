@@ -229,8 +229,9 @@ def test_it_is_the_plain_loop(tmp_path: Path) -> None:
     assert [row["lr"] for row in read_metrics(tmp_path / "run")] == [0.7, 0.35, 0.175]
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
-    result = train(small("digits", "avagrad", epochs=3), tmp_path / "run")
+@pytest.mark.parametrize("optimizer", ["avagrad", "avastep"])
+def test_what_a_run_leaves_behind(tmp_path: Path, optimizer: str) -> None:
+    result = train(small("digits", optimizer, epochs=3), tmp_path / "run")
     assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint.pt", "config.json", "metrics.jsonl", "result.json"]
     rows = read_metrics(tmp_path / "run")
     assert [row["epoch"] for row in rows] == [1, 2, 3]
@@ -238,7 +239,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert all(row["gamma"] > 0 for row in rows)
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
     written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert Config.from_json(written["config"]) == small("digits", "avagrad", epochs=3)
+    assert Config.from_json(written["config"]) == small("digits", optimizer, epochs=3)
     assert written["about"]["versions"]["torch"] == torch.__version__
     assert written["config"]["sources"]["epochs"] == "given"
     assert written["config"]["sources"]["lr"] == "ours"

@@ -300,7 +300,7 @@ class Training(Run):
 
 def _gamma(optimizer: Optimizer) -> float | None:
     """Return the gamma of the next step, for the methods that have one."""
-    return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW)) else None
+    return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW, avagrad.AvaStep)) else None
 
 
 @contextlib.contextmanager
