@@ -122,6 +122,7 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
         ("Adam | 0.1, 0.1", "adam"),
         ("AvaGrad | 1, 10", "avagrad"),
         ("Adam, its usual eps | 0.001, 1e-8", "adam-eps-1e-8"),
+        ("AvaStep, L2 decay | 0.001, 0.1", "avastep"),
     ],
 )
 def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str) -> None:
@@ -129,6 +130,15 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     assert result["epochs"] == 200
     cells = row_of("docs/reproduce.md", beginning)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
+
+
+@pytest.mark.parametrize("lr", ["0.0003", "0.001", "0.003", "0.01"])
+def test_avasteps_lines_on_cifar_are_what_the_records_say(lr: str) -> None:
+    folders = [ROOT / "results" / "cifar10-line" / f"avastep-lr-{lr}-eps-{eps}" for eps in ("1e-06", "0.001", "0.1")]
+    results = [json.loads((one / "result.json").read_text()) if one.exists() else None for one in folders]
+    expected = [f"{result['validation']['error']:.2f}" if result else "" for result in results]
+    (cells,) = rows_of("docs/reproduce.md", lr)
+    assert (cells + [""] * 3)[:3] == expected
 
 
 @pytest.mark.parametrize(
@@ -288,15 +298,18 @@ def test_the_table_of_the_same_settings_is_what_the_records_say(row: str, folder
 
 
 def test_adopts_line_is_what_the_records_say() -> None:
+    text = (ROOT / "docs" / "transformers.md").read_text()
     line = ", ".join(bits("gpt-small", f"adopt-lr-{lr}") for lr in LRS)
-    assert f"smaller model: {line}." in (ROOT / "docs" / "transformers.md").read_text()
+    assert f"smaller model: {line}." in text
+    assert f"three seeds: {bits('gpt-small', 'adopt-lr-0.0005', 3)}" in text
+    assert f"{bits('gpt-small', 'adopt-lr-0.00025')} at 0.00025" in text
 
 
 @pytest.mark.parametrize(
     ("eps", "name", "seeds"),
     [
         ("1e-8", "", 3),
-        ("1e-6", "-eps-1e-06", 2),
+        ("1e-6", "-eps-1e-06", 3),
         ("1e-5", "-eps-1e-05", 1),
         ("1e-4", "-eps-0.0001", 1),
         ("1e-3", "-eps-0.001", 1),
@@ -327,6 +340,22 @@ def test_the_table_of_the_transformers_speed_is_what_was_recorded(
     expected.append(f"{found['peak_mb'] / 1000:.2f}" if found["peak_mb"] else "not counted")
     assert row_of("docs/transformers.md", name) == expected
     assert found["share"] > 0.4
+
+
+@pytest.mark.parametrize(("vocabulary", "steps"), [(2000, 565), (32000, 396)])
+@pytest.mark.parametrize("eps", [None, "1e-8", "1e-5", "1e-3", "1e-1"])
+def test_the_table_of_vocabularies_is_what_the_records_say(vocabulary: int, steps: int, eps: str | None) -> None:
+    row = f"{vocabulary:,}, AvaStep, eps {eps}" if eps else f"{vocabulary:,}, AdamW, eps 1e-8"
+    found = {}
+    for lr in LRS[1:4]:
+        name = f"avastep-lr-{lr}-eps-{eps}" if eps else f"adamw-lr-{lr}"
+        found[lr] = json.loads((ROOT / "results" / f"gpt-tokens-{vocabulary}" / name / "result.json").read_text())
+        assert found[lr]["steps"] == steps
+    bits = {lr: result["validation"]["error"] for lr, result in found.items()}
+    best = min(bits, key=lambda lr: bits[lr])
+    groups = found[best]["details"]["bits_by_frequency"]
+    expected = [*(f"{value:.3f}" for value in bits.values()), best, f"{groups[0]:.2f}", f"{groups[-1]:.2f}"]
+    assert row_of("docs/transformers.md", row) == expected
 
 
 # --- README.md ---

@@ -368,7 +368,7 @@ def test_the_ensemble_is_the_runs(tmp_path: Path, text: str, optimizer: str, lr:
 @pytest.mark.slow
 def test_a_text_is_learnt(tmp_path: Path) -> None:
     result = train(configure("gpt", "avastep", epochs=2), tmp_path / "run")
-    assert result["test"]["error"] < 2.8  # 6.6 bits at the start, 4.4 if only the characters' frequencies are known
+    assert result["test"]["error"] < 2.8  # 6.7 bits at the start, 4.7 if only the characters' frequencies are known
     lines = list(read_metrics(tmp_path / "run"))
     assert [line["step"] for line in lines] == [100, 200]
     assert lines[0]["lr"] > lines[-1]["lr"] > 0
