@@ -1,0 +1,5 @@
+# %% [markdown]
+# # A notebook
+
+# %%
+print(1)
