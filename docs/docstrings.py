@@ -2,13 +2,13 @@
 
 import logging
 import re
+from collections.abc import Iterator
 from typing import Any
 
 import griffe
 
 ROLE = re.compile(r":(?:class|func|meth|mod|attr):`(?:~[\w.]*\.)?([^`]+)`")
 EXAMPLE = re.compile(r"^>>> .*(?:\n(?!\s*$).*)*", re.M)
-OTHERS_DOCSTRING = re.compile(r"overload$|override$|\.setter$")  # of decorators
 LOG = logging.getLogger("mkdocs.docstrings")  # a strict build fails if it warns
 
 
@@ -21,13 +21,26 @@ def as_markdown(docstring: str) -> str:
     return EXAMPLE.sub(r"```pycon\n\g<0>\n```", ROLE.sub(r"`\1`", docstring))
 
 
+def undocumented(package: griffe.Object) -> Iterator[str]:
+    """Name the public classes, functions and methods of a package that have no docstring."""
+    for member in package.members.values():
+        if isinstance(member, griffe.Alias) or member.is_special or not (member.is_module or member.is_public):
+            continue
+        if isinstance(member, griffe.Class | griffe.Function) and member.docstring is None:
+            yield member.path
+        if not member.is_function:
+            yield from undocumented(member)
+
+
 class Docstrings(griffe.Extension):
-    """Goes over all classes, functions and modules of the package."""
+    """Goes over the package before the site is made."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:
-        """Rewrite a docstring, or say that there is none."""
+        """Rewrite a docstring."""
         if obj.docstring is not None:
             obj.docstring.value = as_markdown(obj.docstring.value)
-        elif isinstance(obj, griffe.Class | griffe.Function) and not re.search(r"\._", obj.path):
-            if not any(OTHERS_DOCSTRING.search(str(each.value)) for each in obj.decorators):
-                LOG.warning("%s has no docstring", obj.path)
+
+    def on_package(self, *, pkg: griffe.Module, **_: Any) -> None:
+        """Say what has no docstring."""
+        for path in undocumented(pkg):
+            LOG.warning("%s has no docstring", path)
