@@ -32,7 +32,7 @@ def undocumented(package: griffe.Object) -> Iterator[str]:
             yield from undocumented(member)
 
 
-class Docstrings(griffe.Extension):
+class Docstrings(griffe.Extension):  # type: ignore[misc]
     """Goes over the package before the site is made."""
 
     def on_instance(self, *, obj: griffe.Object, **_: Any) -> None:

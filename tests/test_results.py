@@ -107,7 +107,7 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
     drawn = script["draw_documents_figures"](held, tmp_path)
     shown = {
         Path(name).name
-        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
         for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", document.read_text())
     }
     assert shown == {path.name for path in drawn} == {path.name for path in (ROOT / "docs" / "figures").iterdir()}

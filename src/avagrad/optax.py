@@ -318,11 +318,11 @@ def scale_by_avastep(
 ) -> Any:
     """Scale updates as :class:`avagrad.AvaStep` does: the root mean square of all is at most ``clip_update``.
 
-    All arguments but these are those of :func:`scale_by_avagrad`; ``bias_correction`` and ``active_only`` are always on.
+    The arguments are those of :func:`scale_by_avagrad`, without ``bias_correction`` and ``active_only``, which are
+    always on, and with these:
 
-    Args:
-        norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
-        clip_moment: take a gradient as no larger than this multiple of its usual size; None takes it as it is.
+    - ``norm``: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values
+    - ``clip_moment``: take a gradient as no larger than this multiple of its usual size; None takes it as it is
 
     >>> opt = scale_by_avastep(eps=1.0)
     >>> state = opt.init(jnp.zeros(2))
