@@ -45,13 +45,13 @@ order = torch.randperm(len(images), generator=torch.Generator().manual_seed(0))
 training, validation = order[:1200], order[1200:]
 
 
-def train(name: str, lr: float, eps: float, seed: int = 0, epochs: int = 15) -> float:
+def train(name: str, lr: float, eps: float, seed: int = 0, epochs: int = 12) -> float:
     """Train a small network; return its loss on the validation images."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(64, 32), nn.ReLU(), nn.Linear(32, 10))
     optimizer = avagrad.create_optimizer(model, name, lr=lr, eps=eps, weight_decay=0.01)
     for _ in range(epochs):
-        for batch in training[torch.randperm(len(training))].chunk(6):
+        for batch in training[torch.randperm(len(training))].chunk(12):
             loss = nn.functional.cross_entropy(model(images[batch]), labels[batch])
             optimizer.zero_grad()
             loss.backward()  # type: ignore[no-untyped-call]
