@@ -26,6 +26,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     for source, page in PAGES.items():
         text = (ROOT / source).read_text()
         if source.endswith(".py"):
+            text = re.sub(r"  # (noqa|type: ignore)\b.*", "", text)  # for tools, not for readers
             text = jupytext.writes(jupytext.reads(text, fmt="py:percent"), fmt="md").partition("---\n\n")[2]
         files.append(File.generated(config, page, content=with_links(text, source, config.repo_url)))
     return files
@@ -36,6 +37,11 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     if page.file.generated_by is not None:
         return markdown
     return with_links(markdown, f"docs/{page.file.src_uri}", config.repo_url)
+
+
+def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
+    """Make each figure a link to itself, so that it can be seen in full on a phone."""
+    return re.sub(r'<img [^>]*src="([^"]+)"[^>]*>', r'<a href="\1">\g<0></a>', html)
 
 
 def with_links(text: str, source: str, repository: str | None) -> str:

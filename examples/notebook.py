@@ -11,7 +11,7 @@
 # trials, and draws the map. It takes less than a minute on a laptop and downloads nothing.
 #
 # It is a plain Python file. To open it in Jupyter: `jupytext --to notebook examples/notebook.py`. It needs
-# `pip install 'avagrad[lab]'`.
+# `pip install '.[lab]'`.
 
 # %%
 import tempfile

@@ -1,12 +1,17 @@
-"""The site: links that leave docs/, docstrings, and what the API's pages have."""
+"""The site: links that leave docs/, docstrings, what the API's pages have, and the whole of it in a real browser."""
 
 import importlib
 import importlib.util
+import os
 import re
+import subprocess
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+from browser import CHROMIUM, Browser
 
 ROOT = Path(__file__).parent.parent
 API = "".join(path.read_text() for path in (ROOT / "docs" / "api").glob("*.md"))
@@ -103,3 +108,55 @@ def test_the_check_of_the_site_finds_what_is_wrong(tmp_path: Path) -> None:
         "b.html refers to a.html#there, which has no such anchor",
         "b.html refers to c.png, which is not there",
     ]
+
+
+# --- built, and read from a disk ---
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    pytest.importorskip("mkdocs", reason="needs mkdocs: make docs installs it")
+    folder = tmp_path_factory.mktemp("site")
+    command = [sys.executable, "-m", "mkdocs", "build", "-q", "-d", str(folder)]
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    if CHROMIUM is None:
+        pytest.skip("no Chromium is installed")
+    with Browser() as opened:
+        yield opened
+
+
+SEARCH = """new Promise(resolve => {
+    const field = document.querySelector("input.md-search__input")
+    field.focus()
+    field.value = "bfloat16"
+    field.dispatchEvent(new Event("keyup"))
+    const look = () => {
+        const found = document.querySelectorAll(".md-search-result__item a")
+        found.length ? resolve([...found].map(link => link.href).join(" ")) : setTimeout(look, 50)
+    }
+    look()
+})"""
+
+
+@pytest.mark.slow
+def test_pages_fit_ask_no_network_for_anything_and_can_be_searched(built: Path, browser: Browser) -> None:
+    for width in (1400, 375):
+        for name in ("index", "optimizers", "tuning", "benchmarks", "frameworks", "notebook", "api/optimizers"):
+            browser.open(built / f"{name}.html", width=width, height=900)
+            assert browser.value("document.documentElement.scrollWidth") <= width, name
+            assert browser.value("[...document.images].every(image => image.naturalWidth > 0)"), name
+    assert "less-memory.html" in browser.value(SEARCH)
+    assert browser.errors == []
