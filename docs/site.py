@@ -1,8 +1,8 @@
 """What mkdocs does beside its own: pages from files outside docs/, and links to such files.
 
 Documents are read on GitHub, too, so their links are those of the repository. A link that leaves docs/ leads to a page
-if the file is one, else to the repository's address (``repo_url`` in mkdocs.yml); where there is none yet, the path
-stands in its place.
+if the file is one, else to the repository's address (``extra.repository`` in mkdocs.yml); where none is set, the path
+is shown instead.
 """
 
 import posixpath
@@ -28,7 +28,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         if source.endswith(".py"):
             text = re.sub(r"  # (noqa|type: ignore)\b.*", "", text)  # for tools, not for readers
             text = jupytext.writes(jupytext.reads(text, fmt="py:percent"), fmt="md").partition("---\n\n")[2]
-        files.append(File.generated(config, page, content=with_links(text, source, config.repo_url)))
+        files.append(File.generated(config, page, content=with_links(text, source, config.extra.get("repository"))))
     return files
 
 
@@ -36,7 +36,7 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Mend the links of a page that leave docs/."""
     if page.file.generated_by is not None:
         return markdown
-    return with_links(markdown, f"docs/{page.file.src_uri}", config.repo_url)
+    return with_links(markdown, f"docs/{page.file.src_uri}", config.extra.get("repository"))
 
 
 def on_page_content(html: str, page: Page, config: MkDocsConfig, files: Files) -> str:
