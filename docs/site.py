@@ -64,7 +64,9 @@ def with_links(text: str, source: str, repository: str | None) -> str:
             return f"[{words}]({posixpath.relpath(page, folder or '.')}{anchor})"
         if repository:
             return f"[{words}]({repository.rstrip('/')}/blob/main/{path}{anchor})"
-        return f"`{path}`" if path.endswith(words.strip("`")) else f"{words} (`{path}`)"
+        if path.endswith(words.strip("`")):
+            return f"`{path}`"
+        return f"{words}: `{path}`" if link.string[link.end() :].startswith(")") else f"{words} (`{path}`)"
 
     kept = FENCE.findall(text)
     parts = FENCE.split(text)

@@ -38,6 +38,7 @@ def module(path: str, needs: str) -> Any:
         ("docs/a.md", "[rules.py](../src/rules.py)", "`src/rules.py`", "[rules.py](R/src/rules.py)"),
         ("docs/a.md", "[`src/b`](../src/b)", "`src/b`", "[`src/b`](R/src/b)"),
         ("docs/a.md", "[records](../results/x)", "records (`results/x`)", "[records](R/results/x)"),
+        ("docs/a.md", "([records](../results/x))", "(records: `results/x`)", "([records](R/results/x))"),
         ("docs/a.md", "[us](../CONTRIBUTING.md#x)", "[us](contributing.md#x)", "[us](contributing.md#x)"),
         ("docs/api/a.md", "[us](../../CONTRIBUTING.md)", "[us](../contributing.md)", "[us](../contributing.md)"),
         ("docs/a.md", "[try](../examples/notebook.py)", "[try](notebook.md)", "[try](notebook.md)"),
