@@ -13,12 +13,13 @@ LOG = logging.getLogger("mkdocs.docstrings")  # a strict build fails if it warns
 
 
 def as_markdown(docstring: str) -> str:
-    r"""Return a docstring with Sphinx's roles as code, and examples in fences.
+    r"""Return a docstring with Sphinx's roles as code, without its double colons, and with examples in fences.
 
     >>> as_markdown("See :class:`~avagrad.AvaStep`.\n\n>>> 1 + 1\n2\n")
     'See `AvaStep`.\n\n```pycon\n>>> 1 + 1\n2\n```\n'
     """
-    return EXAMPLE.sub(r"```pycon\n\g<0>\n```", ROLE.sub(r"`\1`", docstring))
+    text = re.sub(r"::$", ":", ROLE.sub(r"`\1`", docstring), flags=re.M)
+    return EXAMPLE.sub(r"```pycon\n\g<0>\n```", text)
 
 
 def undocumented(package: griffe.Object) -> Iterator[str]:

@@ -56,7 +56,7 @@ def test_links_that_leave_the_documents(source: str, text: str, without: str, wi
 
 def test_docstrings_become_markdown() -> None:
     docstrings = module("docs/docstrings.py", "griffe")
-    assert docstrings.as_markdown("As :func:`a.b` and :class:`~a.b.C`.") == "As `a.b` and `C`."
+    assert docstrings.as_markdown("As :func:`a.b` and :class:`~a.b.C`::\n") == "As `a.b` and `C`:\n"
     text = "Before.\n\n>>> f(1)\n[1]\n\nAfter.\n\n>>> g()"
     assert docstrings.as_markdown(text) == (
         "Before.\n\n```pycon\n>>> f(1)\n[1]\n```\n\nAfter.\n\n```pycon\n>>> g()\n```"
