@@ -1,5 +1,6 @@
 """The site: links that leave docs/, docstrings, what the API's pages have, and the whole of it in a real browser."""
 
+import doctest
 import importlib
 import importlib.util
 import os
@@ -48,14 +49,21 @@ def module(path: str, needs: str) -> Any:
     ],
 )
 def test_links_that_leave_the_documents(source: str, text: str, without: str, with_address: str) -> None:
-    site = module("docs/site.py", "jupytext")
+    site = module("docs/site_pages.py", "jupytext")
     assert site.with_links(text, source, None) == without
     address = "https://example.org/us"
     assert site.with_links(text, source, address).replace(f"{address}/blob/main", "R") == with_address
 
 
+@pytest.mark.parametrize(("path", "needs"), [("docs/site_pages.py", "jupytext"), ("docs/site_docstrings.py", "griffe")])
+def test_examples_of_the_hooks(path: str, needs: str) -> None:
+    failed, tried = doctest.testmod(module(path, needs))
+    assert tried
+    assert not failed
+
+
 def test_docstrings_become_markdown() -> None:
-    docstrings = module("docs/docstrings.py", "griffe")
+    docstrings = module("docs/site_docstrings.py", "griffe")
     assert docstrings.as_markdown("As :func:`a.b` and :class:`~a.b.C`::\n") == "As `a.b` and `C`:\n"
     text = "Before.\n\n>>> f(1)\n[1]\n\nAfter.\n\n>>> g()"
     assert docstrings.as_markdown(text) == (
@@ -64,7 +72,7 @@ def test_docstrings_become_markdown() -> None:
 
 
 def test_a_missing_docstring_is_found(tmp_path: Path) -> None:
-    docstrings = module("docs/docstrings.py", "griffe")
+    docstrings = module("docs/site_docstrings.py", "griffe")
     import griffe
 
     (tmp_path / "example.py").write_text(
