@@ -21,7 +21,7 @@ DOCUMENTS = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "results" / "README.md",
     ]
 )
@@ -188,7 +188,7 @@ def test_every_public_name_is_documented(name: str) -> None:
 
 def python_blocks() -> list[tuple[str, str]]:
     return [
-        (f"{path.name}-{i}", code)
+        (f"{path.relative_to(ROOT)}-{i}", code)
         for path in DOCUMENTS
         for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
     ]

@@ -107,7 +107,7 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
     drawn = script["draw_documents_figures"](held, tmp_path)
     shown = {
         Path(name).name
-        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
         for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", document.read_text())
     }
     assert shown == {path.name for path in drawn} == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
@@ -158,6 +158,93 @@ def test_the_table_of_penn_treebank_is_what_the_records_say(name: str, folder: s
     assert result["epochs"] == 75
     cells = row_of("docs/reproduce.md", f"{name}, Penn Treebank")
     assert cells[1:] == [f"{result[part]['error']:.3f}" for part in ("validation", "test")]
+
+
+# --- docs/choosing-lr-and-eps.md ---
+
+
+@pytest.mark.parametrize(
+    ("title", "place", "digits"),
+    [
+        ("CIFAR-10, AvaGrad", "cifar10-jpeg-small/avagrad", 1),
+        ("CIFAR-10, AvaGrad with `active_only`, `norm=1`", "cifar10-jpeg-small/avagrad-active", 1),
+        ("CIFAR-10, Adam", "cifar10-jpeg-small/adam", 1),
+        ("Tiny Shakespeare, AvaGrad", "tinyshakespeare-small/avagrad", 3),
+        ("Tiny Shakespeare, Adam", "tinyshakespeare-small/adam", 3),
+    ],
+)
+def test_the_table_of_two_lines_is_what_the_records_say(
+    sweeps: dict[str, Sweep], title: str, place: str, digits: int
+) -> None:
+    records = sweeps[place].records
+    parts = heat_map(place, records).separability
+    assert parts is not None
+    unit = "%" if digits == 1 else "bits"
+    cells = row_of("docs/choosing-lr-and-eps.md", title)
+    assert cells[0].removesuffix(" trials") == f"{parts.best_loss:.{digits}f} {unit} in {len(records)}"
+    rings = " (two rings)" if parts.rings == 2 else ""
+    assert cells[1] == f"{parts.pick_loss:.{digits}f} {unit} in {parts.trials}{rings}"
+
+
+def test_what_random_cells_find_is_what_the_records_say(sweeps: dict[str, Sweep]) -> None:
+    text = " ".join((ROOT / "docs" / "choosing-lr-and-eps.md").read_text().split())
+    median: dict[tuple[str, str], float] = {}
+    for folder in ("cifar10-jpeg-small", "tinyshakespeare-small"):
+        (chart,) = budget_curves([sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/")])
+        taken = {line.title: len(line.band.x) for line in chart.lines if line.kind == "separable"}
+        for line in chart.lines:
+            if line.kind == "random":
+                value = line.band.middle[taken[line.title] - 1]
+                assert value is not None
+                median[folder, line.title] = value
+    images, texts = (
+        [median[folder, name] for name in ("AvaGrad", "Adam")] for folder in sorted({f for f, _ in median})
+    )
+    assert f"{images[0]:.2f} % for AvaGrad and {images[1]:.2f} % for Adam on CIFAR-10" in text
+    assert f"{texts[0]:.3f} and {texts[1]:.3f} bits on the text" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "folder", "adam"),
+    [
+        ("CIFAR-10, convolutional network", "cifar10-small", "adam"),
+        ("Tiny Shakespeare, LSTM", "tinyshakespeare-wide", "adam"),
+        ("film reviews, transformer", "gpt-quick", "adamw"),
+        ("digits, small network", "digits-wide", "adam"),
+    ],
+)
+def test_the_short_table_of_moves_is_what_the_records_say(title: str, folder: str, adam: str) -> None:
+    shown = []
+    for method in (adam, "avagrad", "avastep"):
+        seeds: dict[int, list[Record]] = {}
+        for record in read_records(ROOT / "results" / folder / method / "records.jsonl"):
+            seeds.setdefault(record.seed, []).append(record)
+        spread = statistics.mean(ridge(records).spread for records in seeds.values())
+        shown.append(f"{spread:.2f}{' (one seed)' if len(seeds) == 1 else ''}")
+    assert row_of("docs/choosing-lr-and-eps.md", title) == shown
+
+
+# --- docs/benchmarks.md ---
+
+
+@pytest.mark.parametrize(
+    ("title", "record", "parameters"),
+    [
+        ("H200: ResNet-50 (the host's time, for all)", "step-h200.json", "resnet50"),
+        ("H200: GPT-2, 124 M", "step-h200.json", "gpt2-124M"),
+        ("H200: 1.5 billion parameters", "step-h200.json", "gpt-1.5B"),
+        ("CPU, 2 threads: ResNet-50", "step-cpu.json", "resnet50"),
+        ("CPU, 2 threads: 4 matrices of 4096 x 4096", "step-cpu.json", "4x4096x4096"),
+    ],
+)
+def test_the_short_table_of_step_times_is_what_was_recorded(title: str, record: str, parameters: str) -> None:
+    rows = json.loads((ROOT / "results" / record).read_text())["rows"]
+    times = {row["optimizer"]: row["milliseconds"] for row in rows if row["parameters"] == parameters}
+    ours = ("AvaStep fused", "AvaGrad fused", "AvaGradW fused", "pytorch_optimizer AvaGrad")
+    wanted = [times.get(name) for name in ("torch AdamW fused", "torch Adam fused", *ours)]
+    shown = ["" if ms is None else f"{ms:.{2 if ms < 2 else 1}f}" for ms in wanted]
+    cells = row_of("docs/benchmarks.md", title)
+    assert cells + [""] * (len(shown) - len(cells)) == shown
 
 
 # --- docs/avastep.md ---

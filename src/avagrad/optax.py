@@ -318,9 +318,11 @@ def scale_by_avastep(
 ) -> Any:
     """Scale updates as :class:`avagrad.AvaStep` does: the root mean square of all is at most ``clip_update``.
 
-    Args are those of :func:`scale_by_avagrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
-        norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
-        clip_moment: take a gradient as no larger than this multiple of its usual size; None takes it as it is.
+    The arguments are those of :func:`scale_by_avagrad`, without ``bias_correction`` and ``active_only``, which are
+    always on, and with these:
+
+    - ``norm``: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values
+    - ``clip_moment``: take a gradient as no larger than this multiple of its usual size; None takes it as it is
 
     >>> opt = scale_by_avastep(eps=1.0)
     >>> state = opt.init(jnp.zeros(2))

@@ -72,13 +72,11 @@ class _AdaBoundRule(FunctionRule):
 
 
 class AdaBound(RuleOptimizer):
-    r"""AdaBound: Adam's rates, clamped between bounds that close in on ``final_lr``.
+    """AdaBound: Adam's rates, clamped between bounds that close in on ``final_lr``.
 
-    .. math::
-        w_{t+1} = w_t - m_t \, \mathrm{clamp}\Bigl(
-            \frac{\alpha \sqrt{1-\beta_2^t} / (1-\beta_1^t)}{\sqrt{v_t} + \epsilon},\;
-            f \bigl(1 - \tfrac{1}{\gamma t + 1}\bigr),\; f \bigl(1 + \tfrac{1}{\gamma t}\bigr)\Bigr),
-        \qquad f = \texttt{final\_lr} \cdot \alpha / \alpha_{\mathrm{base}}
+        rate    = lr sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v_t) + eps)
+        f       = final_lr lr / base_lr
+        w_{t+1} = w_t - m_t clamp(rate, f (1 - 1 / (gamma t + 1)), f (1 + 1 / (gamma t)))
 
     Args:
         params: parameters or named parameters to optimize, or dicts that define parameter groups.
@@ -92,7 +90,8 @@ class AdaBound(RuleOptimizer):
         amsbound: use the largest second moment so far, as AMSGrad.
         maximize: go up instead of down.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
 

@@ -88,12 +88,11 @@ class _AdaShiftRule(FunctionRule):
 
 
 class AdaShift(RuleOptimizer):
-    r"""AdaShift: the second moment is fed with gradients that are ``keep`` steps old.
+    """AdaShift: the second moment is fed with gradients that are ``keep`` steps old.
 
-    .. math::
-        m_t &= \sum_{i<n} \beta_1^i g_{t-i} \Big/ \sum_{i<n} \beta_1^i \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) \, \phi(g_{t-n}^2) \\
-        w_{t+1} &= w_t - \alpha \, m_t \big/ \bigl(\sqrt{v_t / (1 - \beta_2^{t-n})} + \epsilon\bigr)
+        m_t     = sum_{i<n} beta1^i g_{t-i} / sum_{i<n} beta1^i
+        v_t     = beta2 v_{t-1} + (1 - beta2) phi(g_{t-n}^2)
+        w_{t+1} = w_t - lr m_t / (sqrt(v_t / (1 - beta2^(t-n))) + eps)
 
     with n = ``keep``; the first move is made at t = n + 1. The state holds n gradients, so it is large.
 
@@ -107,7 +106,8 @@ class AdaShift(RuleOptimizer):
         reduce: phi; "max" for the maximum over the tensor, None for element-wise second moments.
         maximize: go up instead of down.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     Reference: "AdaShift: Decorrelation and Convergence of Adaptive Learning Rate Methods".
 

@@ -64,14 +64,13 @@ class _AdoptRule(FunctionRule):
 
 
 class ADOPT(RuleOptimizer):
-    r"""ADOPT: Adam whose second moment is one step old, and whose momentum is that of the scaled gradients.
+    """ADOPT: Adam whose second moment is one step old, and whose momentum is that of the scaled gradients.
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) \, \mathrm{clamp}\bigl(
-            g_t / \max(\sqrt{v_{t-1}}, \epsilon), \pm (t - 1)^{1/4}\bigr) \\
-        w_{t+1} &= w_t - \alpha \, m_t, \qquad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) clamp(g_t / max(sqrt(v_{t-1}), eps), +-(t - 1)^(1/4))
+        w_{t+1} = w_t - lr m_t
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
-    with :math:`v_1 = g_1^2`; the first gradient of a parameter moves nothing. It is a method of comparison: the nearest
+    with v_1 = g_1^2; the first gradient of a parameter moves nothing. It is a method of comparison: the nearest
     relative of :class:`avagrad.DelayedAdam` with a clamp.
 
     Reference: "ADOPT: Modified Adam Can Converge with Any beta2 with the Optimal Rate".
@@ -85,7 +84,8 @@ class ADOPT(RuleOptimizer):
         decoupled_weight_decay: shrink the parameter by lr * weight_decay instead, as AdamW does.
         maximize: go up instead of down.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = ADOPT([w], lr=0.01)

@@ -178,12 +178,11 @@ class DelayedOptimizer(RuleOptimizer):
 
 
 class DelayedAdam(DelayedOptimizer):
-    r"""Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
+    """Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        w_{t+1} &= w_t - \alpha \, m_t / (\sqrt{v_{t-1}} + \epsilon) \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        w_{t+1} = w_t - lr m_t / (sqrt(v_{t-1}) + eps)
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
     Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
     it converges as SGD does, where Adam may not. But a coordinate that has had no gradient yet has the rate
@@ -191,7 +190,7 @@ class DelayedAdam(DelayedOptimizer):
     ``active_only=True``, or a larger eps. And a gradient far larger than all before it is divided by the old, small
     size, so that even a second step may be huge: ``clip_update=1`` bounds every move by lr, with AdamW-like results.
 
-    Args are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
+    The arguments are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
     ``process_group`` is not needed. With ``bias_correction=False`` the first step is one of lr / eps.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -235,13 +234,12 @@ class DelayedAdam(DelayedOptimizer):
 
 
 class AvaGrad(DelayedOptimizer):
-    r"""AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
+    """AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        \eta_t &= 1 / (\sqrt{v_{t-1}} + \epsilon) \\
-        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\lVert \eta_t / \sqrt{d} \rVert_2} \, m_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        eta_t   = 1 / (sqrt(v_{t-1}) + eps)
+        w_{t+1} = w_t - lr eta_t / RMS(eta_t) m_t
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
     The norm runs over all parameters of all groups, whether or not they have a gradient in this step.
     It makes ``lr`` and ``eps`` (nearly) independent, so that they can be searched one after the other.
@@ -322,7 +320,7 @@ class AvaGrad(DelayedOptimizer):
 
 
 class AvaGradW(AvaGrad):
-    r"""AvaGrad with decoupled weight decay, as AdamW is to Adam.
+    """AvaGrad with decoupled weight decay, as AdamW is to Adam.
 
     Instead of entering the gradient, the decay shrinks the parameter by ``1 - lr * weight_decay`` at
     each step (with bias correction: each step after a parameter's first). All else, arguments

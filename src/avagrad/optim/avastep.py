@@ -13,14 +13,13 @@ __all__ = ["AvaStep"]
 
 
 class AvaStep(DelayedOptimizer):
-    r"""AvaStep: steps of a known size. Its ``lr`` is Adam's, and means the same at every ``eps``. Beyond the paper.
+    """AvaStep: steps of a known size. Its ``lr`` is Adam's, and means the same at every ``eps``. Beyond the paper.
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        r_t &= \sqrt{v_{t-1} / (1 - \beta_2^{t-1})}, \quad \eta_t = 1 / (r_t + \epsilon) \\
-        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\mathrm{RMS}(\eta_t r_t)} \,
-            \mathrm{clamp}\bigl(m_t / (1 - \beta_1^t), -c \, r_t, c \, r_t\bigr) \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        r_t     = sqrt(v_{t-1} / (1 - beta2^(t-1)))
+        eta_t   = 1 / (r_t + eps)
+        w_{t+1} = w_t - lr eta_t / RMS(eta_t r_t) clamp(m_t / (1 - beta1^t), -c r_t, c r_t)
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
     Where AvaGrad normalises the rates, AvaStep normalises the step that they are predicted to make. The root mean
     square of a step is at most c lr, whatever the gradient (with ``norm=2``; weight decay aside). A small eps gives
@@ -28,7 +27,9 @@ class AvaStep(DelayedOptimizer):
     than 0 does not move, and does not count. No gradient is taken as larger than 1e18. With ``clip_update=None``
     Theorem 2 of the paper holds; with a clamp it does not.
 
-    Args are those of :class:`AvaGrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
+    All arguments but these are those of :class:`AvaGrad`; ``bias_correction`` and ``active_only`` are always on.
+
+    Args:
         lr: the learning rate, of the size of Adam's, with its schedules and warm-up.
         norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
         clip_update: c; None is no clamp.
