@@ -15,7 +15,7 @@ ROOT = Path(__file__).parent.parent
 DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
 CHANGES = ROOT / "CHANGELOG.md"  # speaks of commands of the past, too
 # What a block of a document may be: a shell's, which is tested here; Python, which another test runs; or not code.
-LANGUAGES = {"sh", "bash", "python", "py", "text"}
+LANGUAGES = {"sh", "bash", "python", "py", "text", "bibtex"}
 OURS = ("avagrad ", "python ", "torchrun ", "make ")
 # Run as they stand, each in well under 20 s; what they write is in a folder of the test's own.
 QUICK = {
