@@ -462,7 +462,7 @@ def _optimizer(owner: str, arguments: dict[str, Any]) -> Any:
 
 
 def _check(owner: str, arguments: dict[str, Any]) -> None:
-    """Refuse values that are not allowed; a traced one has no value yet."""
+    """Reject values that are not allowed; a traced one has no value yet."""
     known = {key: x for key, x in arguments.items() if not _is_traced(x)}
     arrays = {key: x.item() for key, x in known.items() if isinstance(x, jax.Array | np.ndarray) and x.size == 1}
     check_values(owner, {**known, **arrays}, _ALLOWED)

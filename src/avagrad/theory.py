@@ -17,7 +17,7 @@ choice of ``alpha_t`` is :func:`theorem_alpha`, and what it then says :func:`the
 it gives Theorem 2 up; with ``clip_update=None`` the theorem holds, and the bounds do not.
 
 Sequences have time first: ``(T,)``, or ``(T, ...)`` with replicas after it, and ``eta`` its ``d`` coordinates last. One
-of shape ``(T,)`` serves every replica, a number every step too. All is worked out in float64. What comes back has one
+of shape ``(T,)`` serves every replica, a number every step too. All is computed in float64. What comes back has one
 entry per replica: the theorem speaks of the mean over them.
 
 The theorem asks for bounded gradients on all of R^d, which no quadratic has. Steps that are clamped to a box do as well
@@ -65,7 +65,7 @@ class Constants:
     """What Theorem 2 knows of a problem.
 
     ``D >= f(w_1) - f(w*)``, ``f`` is ``M``-smooth, no sample's gradient has an entry above ``Ginf`` or a norm above
-    ``G2``, and ``d`` is the dimension. A ``G2`` above ``sqrt(d) Ginf`` is refused: the proof uses that it is not.
+    ``G2``, and ``d`` is the dimension. A ``G2`` above ``sqrt(d) Ginf`` is rejected: the proof uses that it is not.
 
     >>> Constants(D=0.5, M=2.0, Ginf=3.0, G2=6.0, d=4).G2
     6.0
@@ -410,7 +410,7 @@ def _require(name: str, value: float, allowed: bool, what: str) -> None:
 
 def _require_all(name: str, x: Tensor, allowed: Tensor, what: str) -> None:
     if not allowed.all():
-        _require(f"{name} (the first that is refused)", x.expand_as(allowed)[~allowed][0].item(), False, what)
+        _require(f"{name} (the first that is rejected)", x.expand_as(allowed)[~allowed][0].item(), False, what)
 
 
 def _check_adam(beta2: float, eps: float) -> None:

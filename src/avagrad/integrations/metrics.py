@@ -29,7 +29,7 @@ def metrics_of(optimizer: Any, prefix: str = "optimizer/") -> dict[str, float]:
 
 
 def check_every(every: int) -> int:
-    """Return a number of steps, or refuse it.
+    """Return a number of steps, or reject it.
 
     >>> check_every(0)
     Traceback (most recent call last):

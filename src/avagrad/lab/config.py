@@ -216,7 +216,7 @@ def configure(
     _check(config)
     if preset.startswith("paper") and config.data is None and cls.data_wanted:
         raise ValueError(f"data is not given, but the preset {preset!r} is the paper's, on its data. {cls.data_wanted}")
-    # Made once with nothing to train: bad values are refused before anything is written.
+    # Made once with nothing to train: bad values are rejected before anything is written.
     record.build([torch.zeros(1)], optimizer_arguments(config))
     return config
 
@@ -234,7 +234,7 @@ def optimizer_arguments(config: Config) -> dict[str, Any]:
 
 
 def _is_shared() -> bool:
-    """Tell whether several processes share the run (torchrun)."""
+    """Return whether several processes share the run (torchrun)."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
@@ -243,35 +243,33 @@ def _asked_for(name: str, optimizer: str, task: str, preset: str) -> Sourced:
 
 
 def _check(config: Config) -> None:
-    def refuse_unless(name: str, fits: bool, allowed: str) -> None:
+    def check(name: str, fits: bool, allowed: str) -> None:
         require(fits, name, getattr(config, name), allowed)
 
     for name in ("lr", "weight_decay"):
         value = getattr(config, name)
-        refuse_unless(name, is_number(value) and value >= 0, "a finite number of at least 0")
-    refuse_unless("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
-    refuse_unless("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
-    refuse_unless(
-        "eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number of at least 0"
-    )
-    refuse_unless("seed", is_whole(config.seed, 0), "a whole number of at least 0")
-    refuse_unless("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
+        check(name, is_number(value) and value >= 0, "a finite number of at least 0")
+    check("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
+    check("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
+    check("eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number of at least 0")
+    check("seed", is_whole(config.seed, 0), "a whole number of at least 0")
+    check("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
     clips = config.clip is None or (is_number(config.clip) and config.clip > 0)
-    refuse_unless("clip", clips, "a finite number above 0, or left out")
+    check("clip", clips, "a finite number above 0, or left out")
     whole = isinstance(config.milestones, tuple) and all(is_whole(milestone, 1) for milestone in config.milestones)
     rises = whole and sorted(set(config.milestones)) == list(config.milestones)
-    refuse_unless("milestones", rises, "epochs in rising order, each a whole number of at least 1")
+    check("milestones", rises, "epochs in rising order, each a whole number of at least 1")
     within = config.sources.get("milestones") != "given" or all(m < config.epochs for m in config.milestones)
-    refuse_unless("milestones", within, f"epochs before the end, which is at {config.epochs}")
-    refuse_unless("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
-    refuse_unless("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
-    refuse_unless("end_factor", is_number(config.end_factor) and 0 <= config.end_factor <= 1, "a number from 0 to 1")
-    refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+    check("milestones", within, f"epochs before the end, which is at {config.epochs}")
+    check("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
+    check("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
+    check("end_factor", is_number(config.end_factor) and 0 <= config.end_factor <= 1, "a number from 0 to 1")
+    check("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
     on_cuda = config.device.startswith("cuda")
-    refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
-    refuse_unless("graph", on_cuda or not config.graph, "False on a device other than CUDA")
+    check("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
+    check("graph", on_cuda or not config.graph, "False on a device other than CUDA")
     fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
-    refuse_unless("graph", fits, f"False for {config.task}, and where several processes share a run")
+    check("graph", fits, f"False for {config.task}, and where several processes share a run")
     try:
         torch.empty(1, device=config.device).cpu()
     except Exception as error:

@@ -85,7 +85,7 @@ class RunFolder:
         """Take a folder for a run, for the length of a ``with`` block.
 
         Without ``resume`` it must be new or empty. With it, it may also hold this same run, begun or finished; another
-        run, or anything else, is refused and left as it is. ``config`` is what makes a run this run, but for the keys
+        run, or anything else, is rejected and left as it is. ``config`` is what makes a run this run, but for the keys
         in ``may_differ``; ``about`` is written beside it (versions, commit). ``defaults`` are the values of keys that a
         folder of an earlier version does not have.
         """

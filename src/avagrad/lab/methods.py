@@ -74,7 +74,7 @@ class Method:
         return self.settings.get((task, preset), {})
 
     def _check_kind(self, name: str, value: Any) -> None:
-        """Refuse a value of another kind than the class's own default: torch takes the word "False" for true."""
+        """Reject a value of another kind than the class's own default: torch takes the word "False" for true."""
         if isinstance(value, Tensor):
             return
         parameter = inspect.signature(self.make).parameters[name]

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from avagrad.lab.torch_rules import adam_direction
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 
 __all__ = ["RmsAdam"]
 

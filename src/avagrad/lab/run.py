@@ -181,6 +181,6 @@ class Run(ABC):
 
 
 def check_save_every(seconds: float) -> None:
-    """Refuse what is not a number of seconds."""
+    """Reject what is not a number of seconds."""
     if not seconds >= 0:
         raise ValueError(f"save_every is {seconds!r}, but must be a number of seconds of at least 0.")

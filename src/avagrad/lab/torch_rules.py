@@ -6,7 +6,7 @@ They follow torch.optim to the digit (tested), in the manner of :mod:`avagrad.op
 import torch
 from torch import Tensor
 
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import Scalar, bias_correction_of, sqrt, where
 
 __all__ = ["adam_direction", "adam_step", "sgd_step"]

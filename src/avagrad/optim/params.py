@@ -23,26 +23,26 @@ Group = dict[str, Any]
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _PLAIN = (Tensor, torch.nn.Parameter)
-# Keys of a group, beside the flags of its rule, that decide which tables and kernels a step uses.
+# Keys of a group, besides the flags of its rule, that decide which tables and kernels a step uses.
 _CHOICES = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 
 
 class ParamView(NamedTuple):
     """A parameter with its state as a backend sees it: the tensors that are on this rank."""
 
-    param: Tensor  # as the user gave it
+    param: Tensor  # the user's
     w: Tensor
     step: Tensor
     state: tuple[Tensor, ...]  # in the order of the optimizer's state keys
-    compensation: Tensor | None  # what rounding has cut off so far
+    compensation: Tensor | None  # the rounding error so far
     group: int
-    place: int  # among all parameters of the optimizer
+    place: int  # index among all parameters of the optimizer
     rounding: str
     seed: int
     on_host: bool  # whether the step count may be read
 
     def step_value(self) -> Scalar:
-        """Return the step count as a number, or as a tensor where nothing may be read on the host."""
+        """Return the step count: a number, or a tensor if the host must not read it."""
         return self.step.item() if self.on_host else self.step.to(scalar_dtype(self.step.device))
 
     def gradient(self) -> Tensor | None:
@@ -52,15 +52,14 @@ class ParamView(NamedTuple):
 
 
 class Params:
-    """The parameters that have a state, and what a step needs to know of them.
+    """An immutable snapshot of the parameters that have a state.
 
-    It is made when a step begins and something has changed since the last one, and never changes itself.
-    :meth:`matches` asks whether it still describes the optimizer. ``backends`` are the objects that move the
-    parameters; their tables live as long as the snapshot.
+    It is taken when a step begins and something has changed since the last one. :meth:`matches` checks whether it
+    still describes the optimizer. ``backends`` move the parameters; their tables live as long as the snapshot.
     """
 
     def __init__(self, opt: "RuleOptimizer", rules: Sequence[Rule], *, placeholders: bool = False) -> None:
-        """Take the snapshot. With ``placeholders`` parameters that count without a state are given one of zeros."""
+        """Take the snapshot. With ``placeholders`` parameters that count without a state get one of zeros."""
         groups = opt.param_groups
         self.params: list[list[Tensor]] = [list(group["params"]) for group in groups]
         self.sharding: Sharding | None = opt._sharding()
@@ -92,9 +91,9 @@ class Params:
         self._frozen = [not p.requires_grad for p in self._freezable]
 
     def matches(self, opt: "RuleOptimizer", rules: Sequence[Rule]) -> bool:
-        """Tell whether groups, parameters and states are still these tensors, in the same memory.
+        """Return whether groups, parameters and states are still these tensors, in the same memory.
 
-        In-place edits of a state are not seen: :meth:`RuleOptimizer.refresh` says that there was one.
+        In-place edits of a state are not detected: call :meth:`RuleOptimizer.refresh` after one.
         """
         groups = opt.param_groups
         return (
@@ -108,12 +107,12 @@ class Params:
         )
 
     def same_params(self, opt: "RuleOptimizer") -> bool:
-        """Tell whether the optimizer still has these parameters."""
+        """Return whether the optimizer still has these parameters."""
         now = [p for group in opt.param_groups for p in group["params"]]
         return _same(now, list(chain.from_iterable(self.params)))
 
     def lacks(self, *, in_backward: bool) -> bool:
-        """Tell whether a parameter without a view has a gradient, or may get one in this backward."""
+        """Return whether a parameter without a view has a gradient, or may get one in this backward."""
         return any(p.grad is not None or (in_backward and p.requires_grad) for p in self.others)
 
     def find(self, p: Tensor) -> tuple[Backend, int] | None:
@@ -143,7 +142,7 @@ def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Grou
 
 
 def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:
-    """Tell whether a parameter would count before its first gradient, but cannot get one."""
+    """Return whether a parameter would count before its first gradient, but cannot get one."""
     return rule.counts_from_start and not p.requires_grad and p.grad is None and state["step"].item() == 0
 
 
@@ -152,7 +151,7 @@ def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
-    """Return whose state holds what under which key, as one sequence of objects."""
+    """Return all parameters, keys and values of the states, as one sequence of objects."""
     states = opt.state.values()
     return chain(opt.state, chain.from_iterable(states), chain.from_iterable(map(dict.values, states)))
 

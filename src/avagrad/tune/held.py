@@ -75,7 +75,7 @@ class Held:
         self._write(lambda: self.study.storage.set_trial_intermediate_value(self.trial_id, step, value))
 
     def should_prune(self) -> bool:
-        """Tell whether the study's pruner has seen enough."""
+        """Return whether the study's pruner has seen enough."""
         pruned = False
 
         def ask() -> None:

@@ -63,7 +63,7 @@ def renew_after(lease: float, age: float) -> float:
 
 
 def is_dead(lease: Mapping[str, Any]) -> bool:
-    """Tell whether a lease's holder ran on this machine, and no longer does.
+    """Return whether a lease's holder ran on this machine, and no longer does.
 
     >>> is_dead(holder("a") | {"born": "1"})
     True
@@ -79,7 +79,7 @@ def _is_here(lease: Mapping[str, Any]) -> bool:
 
 
 def _is_at_work(lease: Mapping[str, Any]) -> bool:
-    """Tell whether a lease's holder is another process of this machine that runs: it has not been stopped."""
+    """Return whether a lease's holder is another process of this machine that runs: it has not been stopped."""
     pid = int(lease.get("pid", 0))
     if pid == os.getpid() or not _is_here(lease):
         return False
@@ -104,7 +104,7 @@ class Watch:
         self.seen: dict[Hashable, tuple[Any, float, float]] = {}  # the last beat, how long ago, and when that was said
 
     def has_run_out(self, what: Hashable, lease: Mapping[str, Any] | None) -> bool:
-        """Tell whether nobody holds ``what`` any more."""
+        """Return whether nobody holds ``what`` any more."""
         if lease is not None and is_dead(lease):
             return True
         now, beat = time.monotonic(), None if lease is None else (lease.get("worker"), lease.get("beat"))

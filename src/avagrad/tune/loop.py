@@ -93,7 +93,7 @@ class SearchLoop:
             while not now.done:
                 self.pool.check(self.snapshot)
                 self.study.take_back(self.snapshot, self.watch)
-                self._refuse_what_never_works()
+                self._reject_what_never_works()
                 queued = self.study.queue(self._wanted(now), self.snapshot)
                 watcher(self._progress(now))
                 self.pool.wait(pause)
@@ -144,12 +144,12 @@ class SearchLoop:
         return faults(self.snapshot.failures.get(key, ())[self.before.get(key, 0) :])
 
     def _has_failed(self, key: str) -> bool:
-        """Tell whether a point is given up. Machines die more often than a point is to blame for it."""
+        """Return whether a point is given up. Machines die more often than a point is to blame for it."""
         reasons = self._failures(key)
         deaths = sum(reason.startswith((DIED, LOST)) for reason in reasons)
         return len(reasons) - deaths > self.retries or deaths > 3 * (self.retries + 1)
 
-    def _refuse_what_never_works(self) -> None:
+    def _reject_what_never_works(self) -> None:
         """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
         if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.held.values()):
             return  # or may yet give one

@@ -87,7 +87,7 @@ def to_run(trials: list[FrozenTrial]) -> dict[str, int]:
 
 
 def is_first(trial: FrozenTrial, firsts: dict[str, int]) -> bool:
-    """Tell whether a trial is the one of its point that is to be run."""
+    """Return whether a trial is the one of its point that is to be run."""
     return firsts.get(trial.user_attrs[KEY]) == trial.number
 
 

@@ -95,7 +95,7 @@ def read_records(
 ) -> list[Record]:
     r"""Return the records of a file, in its order; empty lines do not count, and unknown keys become facts.
 
-    A line that is wrong is refused; with ``bad`` it is left out, and why is added there.
+    A line that is wrong is rejected; with ``bad`` it is left out, and why is added there.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def read_records(
     found: dict[Point, tuple[int, Record]] = {}
     *lines, rest = Path(path).read_bytes().split(b"\n")
 
-    def refuse(at: int, why: str) -> None:
+    def reject(at: int, why: str) -> None:
         if bad is None:
             raise ValueError(f"{path}, line {at}: {why}")
         bad.append(f"line {at}: {why}")
@@ -119,17 +119,17 @@ def read_records(
         try:
             record = _record(json.loads(line.decode()), diverged)
         except (TypeError, ValueError, RecursionError) as error:
-            refuse(at, f"{str(error).rstrip('.')}.")
+            reject(at, f"{str(error).rstrip('.')}.")
             continue
         earlier, _ = found.setdefault(record.point, (at, record))
         if earlier != at:
-            refuse(
+            reject(
                 at,
                 f"there is a record for {record.point.key} on line {earlier} already, but there must be one for each"
                 " point.",
             )
     if rest.strip():
-        refuse(
+        reject(
             len(lines) + 1,
             "the last line does not end with a line break, so it is half-written, and must be completed or deleted.",
         )

@@ -108,7 +108,7 @@ class Point(NamedTuple):
             point = cls(found["lr"], found["eps"], int(parts["seed"]))
         except (AttributeError, KeyError, ValueError):
             point = None
-        # Comparing the texts refuses, at once, all that is nearly a key: other orders, other digits, further parts.
+        # Comparing the texts rejects, at once, all that is nearly a key: other orders, other digits, further parts.
         if point is None or point.key != key:
             raise ValueError(f"key is {key!r}, but must be the key of a point such as 'lr=0.1 eps=1e-08 seed=0'.")
         return point
@@ -213,7 +213,7 @@ def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis 
     if isinstance(given, str):
         return Axis(name, _from_text(given, name))
     if isinstance(given, Iterable):
-        return Axis(name, given)  # type: ignore[arg-type]  # it makes a tuple of any iterable, and refuses the rest
+        return Axis(name, given)  # type: ignore[arg-type]  # it makes a tuple of any iterable, and rejects the rest
     return Axis(name, (given,))
 
 
@@ -351,7 +351,7 @@ class Space:
 
 
 def _value(name: str, value: Any) -> float:
-    """Return a value as an axis keeps it, or refuse it."""
+    """Return a value as an axis keeps it, or reject it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} has the value {value!r}, but a value must be a number.")
     try:

@@ -87,7 +87,7 @@ def _cut_half_line(file: FileIO) -> None:
 
 
 def is_url(storage: str | os.PathLike[str]) -> bool:
-    """Tell whether a storage is a database's URL; it is a journal file otherwise.
+    """Return whether a storage is a database's URL; it is a journal file otherwise.
 
     >>> is_url("postgresql://host/db"), is_url("runs/mine.journal")
     (True, False)

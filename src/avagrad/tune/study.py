@@ -115,7 +115,7 @@ class Study:
         with self._errors():
             known = [study.study_name for study in self.storage.get_all_studies()]
         if name not in known:
-            self._refuse_to_join(known, create)
+            self._reject_to_join(known, create)
             if direction not in DIRECTIONS:
                 raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}.")
         with self._errors():
@@ -129,8 +129,8 @@ class Study:
             self.id = self.optuna._study_id
         self._check_what_it_holds(direction, about)
 
-    def _refuse_to_join(self, known: list[str], create: bool) -> None:
-        """Refuse to begin a study where there is to be one, or in a file that holds another."""
+    def _reject_to_join(self, known: list[str], create: bool) -> None:
+        """Raise rather than begin a study where there is to be one, or in a file that holds another."""
         where = f"storage is {described(self.place)!r}, which holds"
         if not create:
             raise StorageError(f"{where} {_these(known)}, and not {self.name!r}.")

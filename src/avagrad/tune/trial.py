@@ -96,7 +96,7 @@ class Trial:
     def note(self, **facts: Any) -> None:
         """Keep further facts with the result, such as a test error: anything that JSON can hold."""
         facts = self.facts | facts
-        Record(1.0, None, value=0.0, facts=facts)  # refuses names that a record has itself
+        Record(1.0, None, value=0.0, facts=facts)  # rejects names that a record has itself
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:

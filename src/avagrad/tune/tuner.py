@@ -87,7 +87,7 @@ def tune(
         slots_per_gpu: how many workers share a GPU.
         ray: the address of a Ray cluster, on which the workers are placed.
         name: of the study; by default the objective's. A database may hold many.
-        about: what must be the same for results to be comparable; another call with other values is refused.
+        about: what must be the same for results to be comparable; another call with other values is rejected.
         lease: seconds without a sign of life after which a worker's point is given to another.
         together: a function that takes all points that are to be run at a time, and returns a record for each: it works
             instead of the objective.

@@ -12,7 +12,7 @@ Tokens = numpy.typing.NDArray[numpy.uint16]
 
 
 def has_token_files(folder: str | Path) -> bool:
-    """Tell whether a folder holds one of the two files.
+    """Return whether a folder holds one of the two files.
 
     >>> has_token_files("/nowhere")
     False

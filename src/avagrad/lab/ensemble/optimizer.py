@@ -20,7 +20,7 @@ from avagrad.lab.torch_rules import adam_direction, adam_step, sgd_step
 from avagrad.optim.adabound import AdaBound, adabound_step
 from avagrad.optim.adashift import AdaShift, adashift_step
 from avagrad.optim.adopt import ADOPT, adopt_step
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer", "wants_blocks"]
@@ -64,7 +64,7 @@ class Layout:
 
 
 def wants_blocks(name: str) -> bool:
-    """Tell whether a method wants each tensor in a block of its own: AdaShift shares one second moment in each.
+    """Return whether a method wants each tensor in a block of its own: AdaShift shares one second moment in each.
 
     >>> wants_blocks("adashift"), wants_blocks("adam")
     (True, False)
@@ -88,7 +88,7 @@ class StackedOptimizer:
     ) -> None:
         record = method(configs[0].optimizer)
         self.configs, self.dtype, self.device, self.decays = configs, dtype, device, decays
-        # The classes themselves say what the numbers are, and refuse what is wrong.
+        # The classes themselves say what the numbers are, and reject what is wrong.
         groups = [record.build([torch.zeros(1)], optimizer_arguments(config)).param_groups[0] for config in configs]
         self.hyper: dict[str, Any] = {k: value for k, value in groups[0].items() if k not in ("params", *_PATHS)}
         for group in groups:

@@ -94,7 +94,7 @@ def train_ensemble(
         config = dataclasses.replace(config, threads=torch.get_num_threads())
     configs = [_at(config, point) for point in points]
     for one in configs:
-        method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # refuses what is wrong, now
+        method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # rejects what is wrong, now
     if config.task_options.get("full"):
         raise ValueError("full is True, but records hold the validation error, and must leave that part out.")
     if task_class(config.task).scores is Task.scores:
@@ -116,10 +116,10 @@ def train_ensemble(
 
 
 def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) -> list[Point]:
-    """Return the points with the values that are kept of them, or refuse them."""
+    """Return the points with the values that are kept of them, or reject them."""
     points: dict[Point, None] = {}
     for lr, eps, seed in given:
-        lines = axis(lr, "lr"), axis(eps, "eps")  # which refuse what cannot be
+        lines = axis(lr, "lr"), axis(eps, "eps")  # which reject what cannot be
         lr, eps = (None if line is None else line.values[0] for line in lines)
         point = Point(lr, eps, seed)
         require(is_whole(seed, 0), "seed", seed, "a whole number of at least 0")

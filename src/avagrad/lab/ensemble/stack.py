@@ -24,9 +24,7 @@ from avagrad.optim.rules import Scalar
 __all__ = ["Stack"]
 
 Batch = tuple[Tensor, ...]
-_PIECE = (
-    2**17
-)  # numbers that are updated at a time on a CPU: with what is worked out on the way, they stay in its caches
+_PIECE = 2**17  # numbers that are updated at a time on a CPU: with what is computed on the way, they stay in its caches
 
 
 class _Asked(nn.Module):

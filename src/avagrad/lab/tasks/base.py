@@ -95,7 +95,7 @@ class Task(ABC):
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
-        """Refuse an option that the task does not have, or whose value is of another kind than the default.
+        """Reject an option that the task does not have, or whose value is of another kind than the default.
 
         >>> from avagrad.lab.tasks import task_class
         >>> task_class("digits").check_options({"modle": "conv"})
