@@ -63,7 +63,7 @@ from avagrad.tune.workers import WorkerError, base
         ({"lr": [1e-320, 1]}, "lr has the value 1e-320, but a value must be from 1e-300 to 1e+300."),
         ({"lr": "1,1e305"}, "lr has the value 1e+305, but a value must be from 1e-300 to 1e+300."),
         ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which JSON cannot hold"),
-        ({"storage": 5}, "storage is 5, but must be a file, or a URL of a database."),
+        ({"storage": 5}, "storage is 5, but must be a file, or a database URL."),
         ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
     ],
 )
@@ -145,7 +145,7 @@ def test_an_objective_that_never_works_is_given_up_soon(tmp_path: Path) -> None:
     with pytest.raises(TuningError) as error:
         tune(objective, method="separable", lr=range(1, 22), storage=tmp_path / "a.journal")
     assert str(error.value).startswith("objective raised ZeroDivisionError: of course (")
-    assert "at lr=1 seed=0, 3 times of 3, and no point has given a result yet; 0 finished points are kept" in str(
+    assert "at lr=1 seed=0, 3 of 3 times, and no point has given a result yet; 0 finished points are kept" in str(
         error.value
     )
     assert calls == ["lr=1 seed=0"] * 3
@@ -241,7 +241,7 @@ def test_a_module_that_workers_cannot_import(tmp_path: Path) -> None:
     exec("def objective(trial):\n    return trial.lr", vars(module))
     sys.modules[module.__name__] = module
     try:
-        with pytest.raises(WorkerError, match=r"objective could not be unpacked in a worker .*nowhere_to_be_found"):
+        with pytest.raises(WorkerError, match=r"objective could not be loaded in a worker .*nowhere_to_be_found"):
             tune(module.objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     finally:
         del sys.modules[module.__name__]
@@ -260,7 +260,7 @@ def test_workers_that_end_at_once(
     tune(lr_only, method="separable", lr=[1], storage=tmp_path / "a.journal")
     count = tmp_path / "count"
     monkeypatch.setattr(worker_process, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
-    with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
+    with pytest.raises(WorkerError, match=f"workers exit as soon as they are started \\({how}\\); see their output"):
         tune(lr_only, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     assert count.stat().st_size == times
     assert len(Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().records) == 1
@@ -300,7 +300,7 @@ def test_a_traceback_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     def fails(trial: Trial) -> float:
         raise RuntimeError("never")
 
-    with pytest.raises(TuningError, match="3 times of 3"):
+    with pytest.raises(TuningError, match="3 of 3 times"):
         tune(fails, lr=[1, 2], storage=tmp_path / "a.journal")
     assert capsys.readouterr().err.count("Traceback") == 1
 
@@ -336,7 +336,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
     for damage in (b"\0\0\0", b"[1]", b'{"op"'):
         path.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
-        with pytest.raises(StorageError, match=r"a\.journal', whose line 4 is damaged \(.*\): mend or delete it\."):
+        with pytest.raises(StorageError, match=r"a\.journal', whose line 4 is damaged \(.*\): repair or delete it\."):
             tune(lr_only, lr=[1, 2], storage=path)
 
 
@@ -390,13 +390,13 @@ def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> Non
         )
     rescued = Path(f"{path}.rescued.jsonl")
     assert f"storage is '{path}', which is gone or was never there" in str(error.value)
-    assert f"points, is in {rescued}: `avagrad study import` makes a study of it." in str(error.value)
+    assert f"known points are saved in {rescued}: `avagrad study import` makes a study of them." in str(error.value)
     assert not path.exists()  # nobody has begun it anew
     known = read_records(rescued)
     assert len(known) >= 3
     assert all(record.value == record.lr for record in known)
     if not count:
-        assert "The result of lr=4 seed=0 could not be kept: 4." in str(error.value)
+        assert "The result of lr=4 seed=0 could not be saved: 4." in str(error.value)
 
 
 def test_a_file_that_is_replaced(tmp_path: Path) -> None:
@@ -418,7 +418,7 @@ def test_a_file_that_is_replaced(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="which is not a journal of Optuna's"):
+    with pytest.raises(StorageError, match="which is not an Optuna journal"):
         tune(lr_only, method="separable", lr=[1], storage=path)
     assert path.read_bytes() == content
 
@@ -438,9 +438,9 @@ def test_another_study_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
     tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 1, "model": "m"})
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="which holds the study 'objectives:lr_only', and not 'objectives:bowl'"):
+    with pytest.raises(StorageError, match="which has the study 'objectives:lr_only', and not 'objectives:bowl'"):
         tune(bowl, method="separable", lr=[1], eps=[1], storage=path)
-    with pytest.raises(StorageError, match="is to minimize, but direction is 'maximize'"):
+    with pytest.raises(StorageError, match="has the direction 'minimize', but direction is 'maximize'"):
         tune(lr_only, method="separable", lr=[1], storage=path, direction="maximize", about={"data": 1})
     with pytest.raises(StorageError, match=r"made with data 1, and now it is 2: its points would not be comparable"):
         tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 2})
@@ -458,10 +458,10 @@ def test_another_study_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "shown", "why"),
     [
-        ("postgresql://me:secret@localhost:1/db", "postgresql://me:***@localhost:1/db", "which does not answer"),
-        ("postgresql://me:secret@localhost:port/db", "postgresql://***@localhost:port/db", "no URL of a database"),
-        ("postgresql://localhost:1/db?password=secret", "postgresql://localhost:1/db?password=***", "does not answer"),
-        ("what://me:secret@localhost/db", "what://me:***@localhost/db", "no URL of a database"),
+        ("postgresql://me:secret@localhost:1/db", "postgresql://me:***@localhost:1/db", "which does not respond"),
+        ("postgresql://me:secret@localhost:port/db", "postgresql://***@localhost:port/db", "not a database URL"),
+        ("postgresql://localhost:1/db?password=secret", "postgresql://localhost:1/db?password=***", "does not respond"),
+        ("what://me:secret@localhost/db", "what://me:***@localhost/db", "not a database URL"),
         ("mysql://me:secret@localhost/db", "mysql://me:***@localhost/db", "whose driver is not installed"),
     ],
 )
@@ -563,7 +563,7 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
         return lr_only(trial)
 
     with pytest.raises(
-        StorageError, match=r"which does not answer: .*The result of lr=3 seed=0 could not be kept: 3\."
+        StorageError, match=r"which does not respond: .*The result of lr=3 seed=0 could not be saved: 3\."
     ):
         tune(
             objective, method="separable", lr=range(1, 9), storage=server.url, name="away",

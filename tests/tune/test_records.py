@@ -75,9 +75,9 @@ def test_all_that_is_not_finite_is_divergence(tmp_path: Path, value: str, direct
     [
         ("[1]", r"the line is \[1\], but must be an object in braces"),
         ("{", "Expecting property name"),
-        ('{"lr": 1}', "value is missing, but must be there"),
-        ('{"lr": 1, "value": null}', 'value is None, but must be a number where there is no "diverged": true'),
-        ('{"lr": 1, "value": 1, "diverged": true}', 'value is 1, but must be null where there is "diverged": true'),
+        ('{"lr": 1}', "value is missing, but is required"),
+        ('{"lr": 1, "value": null}', 'value is None, but must be a number unless there is "diverged": true'),
+        ('{"lr": 1, "value": 1, "diverged": true}', 'value is 1, but must be null if there is "diverged": true'),
         ('{"lr": 1, "value": 1, "diverged": "no"}', "diverged is 'no', but must be true or false"),
         ('{"lr": 1, "value": "1"}', "value is '1', but must be a number, or 'inf' or 'nan'"),
         ('{"lr": 1, "value": "much"}', "value is 'much', but must be"),
@@ -111,7 +111,7 @@ def test_a_line_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [HALF, '{"lr": 0.1, "value": 1}'])
 def test_a_half_written_last_line(tmp_path: Path, last: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"lr": 7, "value": 1}\n' + last)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: .*half-written, and must be completed or deleted\.$"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: .*incomplete, and must be completed or deleted\.$"):
         read_records(tmp_path / "a.jsonl")
 
 

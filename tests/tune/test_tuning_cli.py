@@ -70,9 +70,9 @@ def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
     assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 is better")
     again = avagrad(*SEARCH, cwd=project)
-    assert again == told.replace("after 10 trials.", "after 10 trials (10 were there already).")
+    assert again == told.replace("after 10 trials.", "after 10 trials (10 from earlier runs).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)
-    assert "after 35 trials (10 were there already)." in whole
+    assert "after 35 trials (10 from earlier runs)." in whole
     assert "The best lr does not move over eps" in whole
     shown = avagrad("study", "show", "a/mine.journal", cwd=project)
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
@@ -310,4 +310,4 @@ def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
     run.send_signal(signal.SIGINT)
     _, said = run.communicate()
     assert run.returncode == 130
-    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; the same command goes on.\n", said)
+    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.\n", said)

@@ -22,7 +22,7 @@ class DelayedOptimizer(RuleOptimizer):
     """Base class of the delayed family. Its members differ in flags."""
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
-    _lr_hint = "lr is of SGD's size here, not of AdamW's: the larger it is, the smaller must weight_decay be"
+    _lr_hint = "lr is on SGD's scale here, not AdamW's: the larger it is, the smaller weight_decay must be"
     _decoupled: ClassVar[bool | None] = False  # weight decay as in AdamW, else as in Adam; None: an argument
     _has_kernels = True
     _rule_class = Delayed
@@ -245,8 +245,8 @@ class AvaGrad(DelayedOptimizer):
 
     Args:
         params: parameters or named parameters to optimize, or dicts that define parameter groups.
-        lr: the learning rate alpha; a number or a tensor of one element. It is as large as SGD's (divided by
-            1 - momentum), not as Adam's.
+        lr: the learning rate alpha; a number or a tensor of one element. It is on SGD's scale (divided by
+            1 - momentum), not Adam's.
         betas: the decay of the two moments.
         eps: how adaptive the method is: like Adam if small, like SGD if large; from 1e-15 to 1e15.
         weight_decay: added to the gradient, times the parameter (L2). :class:`AvaGradW` decouples it.

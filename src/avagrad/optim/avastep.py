@@ -29,7 +29,7 @@ class AvaStep(DelayedOptimizer):
     Theorem 2 of the paper holds; with a clamp it does not.
 
     Args are those of :class:`AvaGrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
-        lr: the learning rate, as large as Adam's, with the same schedules and warm-up.
+        lr: the learning rate, on Adam's scale, with the same schedules and warm-up.
         norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
         clip_update: c; None is no clamp.
         clip_moment: clamp gradients to this multiple of r_t; None is no clamp. With a number, one bad batch does not
@@ -46,7 +46,7 @@ class AvaStep(DelayedOptimizer):
     tensor([ 0.9800, -1.9800])
     """
 
-    _lr_hint = "lr is that of Adam here, usually 1e-4 to 1e-2"
+    _lr_hint = "lr is on Adam's scale here, usually 1e-4 to 1e-2"
     _decoupled = None
     _needs_finite_state = True
     _own_keys = ("norm_of", "clip_update", "clip_moment")
