@@ -464,7 +464,7 @@ def test_stopped_in_this_process(tmp_path: Path) -> None:
 
     for seed in (0, 1):
         calls.clear()
-        with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; the same command"):
+        with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; run it again to resume"):
             tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
         result = tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
         assert sorted(calls, key=str) == [1, 2, 2, 3]

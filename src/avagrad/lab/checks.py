@@ -1,4 +1,4 @@
-"""What a value may be; a bool is no number."""
+"""Checks of values; a bool is not a number."""
 
 import math
 import numbers
@@ -17,12 +17,12 @@ def is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # a whole number beyond the range of floats
         return False
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:
-    """Return whether a value is a whole number, of at least so much.
+    """Return whether a value is a whole number, of at least ``least``.
 
     >>> is_whole(1), is_whole(1.0), is_whole(False), is_whole(0, 1)
     (True, False, False, False)

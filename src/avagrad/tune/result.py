@@ -14,7 +14,7 @@ class Progress:
     """The progress of a search.
 
     >>> Progress(3, 47, 1, "line over lr at eps 0.1", Cell(1.0, 0.1), 0.25, 88.0).summary()
-    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 under way, 1:28 left'
+    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 running, 1:28 left'
     """
 
     done: int
@@ -31,7 +31,7 @@ class Progress:
         if self.at is not None:
             parts.append(f"best {self.best:.4g} at {self.at}")
         if self.held:
-            parts.append(f"{self.held} under way")
+            parts.append(f"{self.held} running")
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
             hours, minutes = divmod(minutes, 60)

@@ -1,4 +1,4 @@
-"""The tasks, one readable file each; :func:`task_class` finds them by name, and those of your own by their path."""
+"""The tasks, one file each; :func:`task_class` finds them by name, and your own by ``module:Class``."""
 
 import importlib
 
@@ -7,7 +7,7 @@ from avagrad.names import look_up
 
 __all__ = ["TASKS", "task_class"]
 
-# name: (module, class, what it is). The modules are imported when they are asked for: they need different libraries.
+# name: (module, class, description). The modules are imported lazily: they need different libraries.
 TASKS: dict[str, tuple[str, str, str]] = {
     "digits": ("avagrad.lab.tasks.digits", "Digits", "8 x 8 images of handwritten digits, from scikit-learn"),
     "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
@@ -18,7 +18,7 @@ TASKS: dict[str, tuple[str, str, str]] = {
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task, or say which tasks there are; ``module:Class`` names a task of your own.
+    """Return the class of a task, or raise an error that lists all; ``module:Class`` is a task of your own.
 
     >>> task_class("digits").__name__
     'Digits'
