@@ -26,10 +26,10 @@ def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
     >>> look_up("optimizer", "Adma", {"adam": 1, "sgd": 2})
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'Adma', which is not known; did you mean 'adam'? There are: adam, sgd.
+    ValueError: optimizer is 'Adma', which is not known; did you mean 'adam'? Choose from: adam, sgd.
     """
     if name in known:
         return known[name]
     near = nearest(str(name), known)
     hint = f"; did you mean {near!r}?" if near else "."
-    raise ValueError(f"{what} is {name!r}, which is not known{hint} There are: {', '.join(known)}.")
+    raise ValueError(f"{what} is {name!r}, which is not known{hint} Choose from: {', '.join(known)}.")

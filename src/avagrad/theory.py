@@ -201,7 +201,7 @@ def drift_condition(problem: Problem, *, w1: float, beta2: float, eps: float) ->
 
 
 def smallest_c(delta: float, *, beta2: float, eps: float) -> float:
-    """Return the ``C`` above which :func:`drift_bound` is positive (at it, 0; below, negative).
+    """Return the ``C`` above which :func:`drift_bound` is positive (it is 0 there, and negative below).
 
     >>> round(smallest_c(1, beta2=0.99, eps=1e-8), 1)  # the paper's 999 is not far above
     794.0
@@ -355,9 +355,9 @@ def unconditional_bound(gamma: Tensor, L: float, H: float, constants: Constants,
 
 
 def rate_bounds(G2: float, eps: float) -> tuple[float, float]:
-    """Return ``L`` and ``H``, between which Delayed Adam's rates lie: ``1 / (G2 + eps)`` and ``1 / eps``.
+    """Return ``L`` and ``H``, the bounds on Delayed Adam's rates: ``1 / (G2 + eps)`` and ``1 / eps``.
 
-    (The paper's section 5 once has ``G2 + eps`` for the first.)
+    (The paper's section 5 has ``G2 + eps`` for the first in one place.)
 
     >>> rate_bounds(9.0, 1.0)
     (0.1, 1.0)

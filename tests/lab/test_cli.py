@@ -67,7 +67,7 @@ def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         (("train", "digitz"), "task is 'digitz', which is not known; did you mean 'digits'?"),
         (("train", "synthetic"), "`avagrad synthetic` runs it"),
         (("train", "digits", "--optimizer", "avagard"), "did you mean 'avagrad'?"),
-        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. There are: quick"),
+        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. Choose from: quick"),
         (("train", "digits", "-o", "modle=conv"), "did you mean 'model'?"),
         (("train", "digits", "-o", "model"), "option is 'model', but must be name=value"),
         (("train", "digits", "--milestones", "a,b"), "milestones is 'a,b', but must be comma-separated epochs"),

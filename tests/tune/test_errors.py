@@ -38,11 +38,11 @@ from avagrad.tune.workers import WorkerError, base
     ("wrong", "sentence"),
     [
         ({"lr": []}, "lr is [], but must have at least one value."),
-        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or name the optimizer."),
+        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or pass optimizer."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
-        ({"start_eps": 0.1}, "start_eps is 0.1, but must be None where there is no eps axis."),
+        ({"start_eps": 0.1}, "start_eps is 0.1, but must be None without an eps axis."),
         ({"method": "bayes"}, "method is 'bayes', but must be one of lines, separable, grid."),
         ({"direction": "up"}, "direction is 'up', but must be one of minimize, maximize."),
         ({"pruner": "meidan"}, "pruner is 'meidan', but must be one of median, halving, or None."),
@@ -62,7 +62,7 @@ from avagrad.tune.workers import WorkerError, base
         ({"seeds": [True]}, "seeds is [True], but must be different whole numbers."),
         ({"lr": [1e-320, 1]}, "lr has the value 1e-320, but a value must be from 1e-300 to 1e+300."),
         ({"lr": "1,1e305"}, "lr has the value 1e+305, but a value must be from 1e-300 to 1e+300."),
-        ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which JSON cannot hold"),
+        ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which is not JSON serializable"),
         ({"storage": 5}, "storage is 5, but must be a file, or a database URL."),
         ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
     ],
@@ -123,7 +123,7 @@ def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     assert why[8] in ("its worker died (killed by SIGSEGV)", "its worker showed no sign of life")
     assert why[9] == "objective took longer than the timeout of 6 s, and was killed"
     assert "step is 1.5, but must be a whole number from 0 to 2147483647." in why[10]
-    assert "which JSON cannot hold" in why[11]
+    assert "which is not JSON serializable" in why[11]
     assert "ValueError: no good" in printed.err
     deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).snapshot().failures["lr=8 seed=0"]
     assert deaths[0] in ("its worker died (exit code 3)", "its worker showed no sign of life")
@@ -389,7 +389,7 @@ def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> Non
             watcher=remove,
         )
     rescued = Path(f"{path}.rescued.jsonl")
-    assert f"storage is '{path}', which is gone or was never there" in str(error.value)
+    assert f"storage is '{path}', which is missing" in str(error.value)
     assert f"known points are saved in {rescued}: `avagrad study import` makes a study of them." in str(error.value)
     assert not path.exists()  # nobody has begun it anew
     known = read_records(rescued)
@@ -424,12 +424,12 @@ def test_a_file_that_is_no_journal(content: bytes, tmp_path: Path) -> None:
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="it is a folder; name a file"):
+    with pytest.raises(StorageError, match="it is a folder; choose a file"):
         tune(lr_only, method="separable", lr=[1], storage=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="which cannot be read or written"):
         tune(lr_only, method="separable", lr=[1], storage=tmp_path / "file" / "a.journal")
-    with pytest.raises(StorageError, match="which is gone or was never there"):
+    with pytest.raises(StorageError, match="which is missing"):
         Study(tmp_path / "none.journal", "a", create=False)
     assert not (tmp_path / "none.journal").exists()
 

@@ -234,7 +234,7 @@ WRONG = {
     "sweep digitz": "digitz",
     "sweep digits --optimizer sgd --eps 1,2": "but sgd has no eps",
     "sweep digits --lr 1,2 -o full=true": "full is True, but must be False in a search",
-    "study show nowhere.journal": "storage is 'nowhere.journal', which is gone or was never there",
+    "study show nowhere.journal": "storage is 'nowhere.journal', which is missing",
     "study import nowhere.jsonl": "nowhere.jsonl",
 }
 

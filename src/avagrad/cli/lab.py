@@ -67,7 +67,7 @@ def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}."
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="the folder of a run or an ensemble")]) -> None:
-    """Resume a run or an ensemble that was stopped, with the settings that it was begun with."""
+    """Resume a run or an ensemble that was stopped, with its original settings."""
     with RunBar() as bar:
         result = resume_run(folder, bar)
     _show(result, RunFolder(folder).read_json(CONFIG)["config"]["task"], folder)

@@ -137,5 +137,5 @@ def _train(given: dict[str, Any]) -> int:
     for remark in result["remarks"]:
         print(f"note: {remark}", file=sys.stderr)
     line = summary(result, task_class(given["task"]).unit)
-    print(f"{line} ({time.monotonic() - began:.0f} s in all); {out}")
+    print(f"{line} ({time.monotonic() - began:.0f} s in total); {out}")
     return 0

@@ -74,11 +74,11 @@ _SEARCH_TABLE = [
     Option("start_lr", float, "the value from which coarse ones are counted"),
     Option("start_eps", float, "the eps of the first line over lr"),
     Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
-    Option("retries", int, "how often a failed point is run again", default=2),
+    Option("retries", int, "number of retries of a failed point", default=2),
     Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),
     Option("no_extend", bool, "do not extend an axis if the best point is at its end"),
     Option("pruner", str, "one of median, halving"),
-    Option("slots_per_gpu", int, "how many workers share a GPU", default=1),
+    Option("slots_per_gpu", int, "number of workers per GPU", default=1),
     Option("ray", str, "address of a Ray cluster to run workers on"),
     Option("name", str, "name of the study; a database may have many studies"),
 ]

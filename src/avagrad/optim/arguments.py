@@ -73,7 +73,7 @@ def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) ->
         near = None if key in known else _nearest(str(key), known)
         if near is not None:
             raise ValueError(
-                f"{owner}: a parameter group has the key {key!r}, which nearly spells {near!r}: "
+                f"{owner}: a parameter group has the key {key!r}, which looks like a misspelled {near!r}: "
                 f"write {near!r}, or rename the key if it is your own."
             )
 

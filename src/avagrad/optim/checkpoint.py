@@ -76,8 +76,8 @@ def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, opt.param_groups))
     if saved_sizes != sizes:
         raise ValueError(
-            f"{type(opt).__name__}: the loaded state has {saved_sizes} parameters in its groups, but must have {sizes} "
-            "as here: make the optimizer with the same groups."
+            f"{type(opt).__name__}: the loaded state has {saved_sizes} parameters in its groups, but must have {sizes}"
+            ": make the optimizer with the same groups."
         )
     foreign = any(opt._foreign_reason(group) for group in groups)
     if foreign:

@@ -46,7 +46,7 @@ class StepInBackward:
             if is_dtensor(p):
                 raise ValueError(
                     f"{self._owner}: a parameter of shape {tuple(p.shape)} is a DTensor, but must be a plain tensor "
-                    "for step_in_backward(): fully_shard puts gradients into place itself, without hooks. Use step()."
+                    "for step_in_backward(): fully_shard sets gradients itself, without hooks. Use step()."
                 )
         self._opt._in_backward, self._is_entered = self, True
         for group in self._opt.param_groups:

@@ -134,8 +134,8 @@ class RuleOptimizer(Optimizer):
         for p in group["params"]:
             if p.is_complex():
                 raise ValueError(
-                    f"{owner}: a parameter of shape {tuple(p.shape)} is {p.dtype}, but must be real: keep "
-                    "torch.view_as_real(...) of it as the parameter, and take torch.view_as_complex where it is used."
+                    f"{owner}: a parameter of shape {tuple(p.shape)} is {p.dtype}, but must be real: make "
+                    "torch.view_as_real(...) of it the parameter, and apply torch.view_as_complex where it is used."
                 )
         if group["fused"]:
             reason = "this class has no fused implementation"

@@ -355,7 +355,7 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     if isinstance(beta, Tensor):
         return -torch.expm1(t * torch.log(beta))
     if isinstance(t, Tensor):
-        # beta - 1 survives float32, beta does not; and torch.compile keeps it symbolic where beta changes.
+        # beta - 1 is exact enough in float32, beta is not; and torch.compile keeps it symbolic if beta changes.
         return -torch.expm1(t * torch.log1p(torch.full_like(t, beta - 1)))
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
@@ -390,7 +390,7 @@ def indicator(condition: bool | Tensor, t: Scalar) -> Scalar:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Take the root; at 0 its derivative is infinite, and autograd is given 0 instead."""
+    """Return the square root, with a derivative of 0 at 0 instead of infinity."""
     if not x.requires_grad:
         return x.sqrt()
     positive = x > 0

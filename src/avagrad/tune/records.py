@@ -45,7 +45,7 @@ class Record:
     >>> Record(lr=0.1, eps=1e-8, value=float("nan"))
     Traceback (most recent call last):
     ...
-    ValueError: value is nan, but must be a number, infinite where the run diverged.
+    ValueError: value is nan, but must be a number, infinite if the run diverged.
     """
 
     lr: float | None
@@ -64,12 +64,12 @@ class Record:
         if self.lr is None and self.eps is None:
             raise ValueError("lr and eps are None, but at least one of them must be a number.")
         _require("seed", self.seed, _whole(self.seed), "a whole number")
-        _require("value", self.value, _number(self.value), "a number, infinite where the run diverged")
+        _require("value", self.value, _number(self.value), "a number, infinite if the run diverged")
         object.__setattr__(self, "value", float(self.value))
         if self.diverged_at is not None:
             allowed = _whole(self.diverged_at) and self.diverged_at >= 0
             _require("diverged_at", self.diverged_at, allowed, "a whole number of at least 0, or None")
-            _require("diverged_at", self.diverged_at, self.diverged, "None where the value is finite")
+            _require("diverged_at", self.diverged_at, self.diverged, "None if the value is finite")
         _require("pruned", self.pruned, isinstance(self.pruned, bool), "True or False")
         if self.seconds is not None:
             allowed = _number(self.seconds) and 0 <= self.seconds < math.inf
@@ -168,7 +168,8 @@ def _line(record: Record) -> str:
     try:
         return json.dumps(line | _plain(record.facts), allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"facts of {record.point.key} is {record.facts!r}, which JSON cannot hold: {error}.") from None
+        what = f"facts of {record.point.key} is {record.facts!r}"
+        raise TypeError(f"{what}, which is not JSON serializable: {error}.") from None
 
 
 def _record(line: Any, diverged: float) -> Record:

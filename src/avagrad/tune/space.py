@@ -228,12 +228,12 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     >>> axes_of(None, None, "lion")
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or give lr and eps.
+    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
     if lr is None and eps is None and optimizer is not None:
         if optimizer not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
-            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or give lr and eps.")
+            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")
         lr, eps = USUAL_AXES[optimizer]
     return axis(lr, "lr"), axis(eps, "eps")
 
@@ -258,7 +258,7 @@ class Space:
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
         if self.lr is None and self.eps is None:
-            raise ValueError("lr and eps are None, but at least one of them must be an axis; or name the optimizer.")
+            raise ValueError("lr and eps are None, but at least one of them must be an axis; or pass optimizer.")
 
     def __len__(self) -> int:
         rows, columns = self.shape
@@ -328,7 +328,7 @@ class Space:
         for name, given, line in zip(NAMES, (start_lr, start_eps), (self.lr, self.eps), strict=True):
             if line is None:
                 if given is not None:
-                    raise ValueError(f"start_{name} is {given!r}, but must be None where there is no {name} axis.")
+                    raise ValueError(f"start_{name} is {given!r}, but must be None without an {name} axis.")
                 found.append(None)
             elif given is not None:
                 found.append(line.values[line.place(given, f"start_{name}")])

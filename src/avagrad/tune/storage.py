@@ -126,7 +126,7 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
             return optuna.storages.get_storage(_open_database(os.fspath(storage)))
         path = Path(storage).expanduser().resolve()
         if path.is_dir():
-            raise IsADirectoryError("it is a folder; name a file, such as runs/mine.journal")
+            raise IsADirectoryError("it is a folder; choose a file, such as runs/mine.journal")
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not path.exists():
@@ -169,7 +169,7 @@ def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
     ...     raise FileNotFoundError(2, "No such file or directory")
     Traceback (most recent call last):
     ...
-    avagrad.tune.storage.StorageError: storage is 'runs/mine.journal', which is gone or was never there: ...
+    avagrad.tune.storage.StorageError: storage is 'runs/mine.journal', which is missing: ...
     """
     name = described(storage)
     try:
@@ -177,13 +177,13 @@ def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
     except StorageError:
         raise
     except FileNotFoundError as error:
-        raise StorageError(f"storage is {name!r}, which is gone or was never there: {error}.") from error
+        raise StorageError(f"storage is {name!r}, which is missing: {error}.") from error
     except OSError as error:
         raise StorageError(f"storage is {name!r}, which cannot be read or written: {error}.") from error
     except ImportError as error:
         raise StorageError(
-            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' has "
-            "PostgreSQL's; other databases have theirs."
+            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' installs "
+            "PostgreSQL's; install that of another database separately."
         ) from error
     except sqlalchemy.exc.ArgumentError as error:
         raise StorageError(f"storage is {name!r}, which is not a database URL: {error}.") from error

@@ -59,7 +59,7 @@ PRUNERS = ("median", "halving")
 
 
 def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
-    """Return a pruner of Optuna's, by name.
+    """Return an Optuna pruner by name.
 
     >>> type(pruner_named("median")).__name__
     'MedianPruner'
@@ -320,7 +320,7 @@ class Study:
                 if not is_first(trial, firsts):
                     self._withdraw(trial._trial_id, DUPLICATE)
                 elif wanted is not None and trial.user_attrs[KEY] not in wanted:
-                    self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
+                    self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not need it")
 
     def _withdraw(self, trial_id: int, reason: str) -> None:
         """End a waiting trial. It is taken first, so that no other process runs it."""

@@ -100,7 +100,7 @@ class Trial:
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"facts are {_short(facts)}, which JSON cannot hold: {error}.") from None
+            raise TypeError(f"facts are {_short(facts)}, which is not JSON serializable: {error}.") from None
         self.facts = facts
 
     def _flush(self) -> None:

@@ -122,7 +122,7 @@ def tune(
     try:
         json.dumps(about)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"about is {about!r}, which JSON cannot hold: {error}.") from None
+        raise TypeError(f"about is {about!r}, which is not JSON serializable: {error}.") from None
     job = None
     if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)

@@ -23,7 +23,7 @@ __all__ = ["SIDE", "WANTED", "Images", "download_cifar", "read_images"]
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 WANTED = (
-    "Expected is cifar-10-python.tar.gz or cifar-10-binary.tar.gz (for CIFAR-100: cifar-100-...) from "
+    "Expected: cifar-10-python.tar.gz or cifar-10-binary.tar.gz (for CIFAR-100: cifar-100-...) from "
     f"{ADDRESS}cifar.html, packed or unpacked, or a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg); "
     "--download downloads the first into the folder data."
 )

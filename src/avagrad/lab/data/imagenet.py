@@ -25,7 +25,7 @@ PAGE = "https://image-net.org"
 COMPLETE = {"train": 1_281_167, "val": 50_000}  # images
 CLASSES = 1000
 WANTED = (
-    "Expected is a folder with the images in train/CLASS/*.JPEG and val/CLASS/*.JPEG (or .jpg, .png). They are "
+    "Expected: a folder with the images in train/CLASS/*.JPEG and val/CLASS/*.JPEG (or .jpg, .png). They are "
     f"available from {PAGE} after registration; there is no automatic download."
 )
 
@@ -60,7 +60,7 @@ def find_images(root: Path) -> tuple[list[str], dict[str, Part]]:
     >>> find_images(Path("/nowhere"))
     Traceback (most recent call last):
     ...
-    FileNotFoundError: imagenet: data is '/nowhere', which has no folder 'train'. Expected is a folder with ...
+    FileNotFoundError: imagenet: data is '/nowhere', which has no folder 'train'. Expected: a folder with ...
     """
     found = {}
     for part in COMPLETE:

@@ -11,7 +11,7 @@ __all__ = ["TASKS", "task_class"]
 TASKS: dict[str, tuple[str, str, str]] = {
     "digits": ("avagrad.lab.tasks.digits", "Digits", "8 x 8 images of handwritten digits, from scikit-learn"),
     "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
-    "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or files of tokens"),
+    "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or token files"),
     "cifar": ("avagrad.lab.tasks.cifar", "Cifar", "CIFAR-10 and CIFAR-100, with a Wide ResNet"),
     "imagenet": ("avagrad.lab.tasks.imagenet", "ImageNet", "ImageNet, with a ResNet-50, in one process or several"),
 }
@@ -25,7 +25,7 @@ def task_class(name: str) -> type[Task]:
     >>> task_class("digit")
     Traceback (most recent call last):
     ...
-    ValueError: task is 'digit', which is not known; did you mean 'digits'? There are: digits, chars, ...
+    ValueError: task is 'digit', which is not known; did you mean 'digits'? Choose from: digits, chars, ...
     """
     if name == "synthetic":
         raise ValueError("task is 'synthetic', which is not a training run: `avagrad synthetic` runs it.")

@@ -65,7 +65,7 @@ class Chars(Task):
             if len(texts.parts[part]) < least * rows:
                 raise ValueError(
                     f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least "
-                    f"{least * rows} ({rows} rows of {least}): the text is empty, cut off, or too short."
+                    f"{least * rows} ({rows} rows of {least}): the text is empty, truncated, or too short."
                 )
         if self.full:
             import numpy

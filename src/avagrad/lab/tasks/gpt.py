@@ -79,7 +79,7 @@ class Gpt(Task):
             if len(parts[part]) < least:
                 raise ValueError(
                     f"gpt: the {part} part has {len(parts[part])} tokens, but needs at least {least} for a context of "
-                    f"{self.context}: the text is empty, cut off, or too short."
+                    f"{self.context}: the text is empty, truncated, or too short."
                 )
         self.parts = {part: self._placed(tokens) for part, tokens in parts.items()}
         # One window fewer than would fit: a pass may begin anywhere in the first.
