@@ -182,8 +182,8 @@ def test_workers_outlive_a_signal_to_all(original: Path, number: signal.Signals)
     task = task_on(original, workers=1)
     order = task.order(0)
     task.batch(order, 0)
-    coming: Any = task._coming
-    os.kill(coming._workers[0].pid, number)
+    batches: Any = task._batches
+    os.kill(batches._workers[0].pid, number)
     for index in range(1, 4):
         task.batch(order, index)
     for epoch in (1, 2):
@@ -373,13 +373,13 @@ def test_training_goes_on_after_an_evaluation(original: Path) -> None:
     task = task_on(original, workers=1)
     order = task.order(0)
     task.batch(order, 0)
-    coming = task._coming
+    batches = task._batches
     model = task.new_model().eval()
     with torch.no_grad():
         task.evaluate(model, "validation")
     assert_same([task.batch(order, i) for i in (1, 2, 3)], alone[1:])
     task.batch(task.order(1), 0)
-    assert task._coming is coming  # the same workers
+    assert task._batches is batches  # the same workers
     loss, _ = task.loss(model, task.batch(task.order(1), 1), (), torch.Generator())
     assert loss.requires_grad
 

@@ -36,7 +36,7 @@ class ParamView(NamedTuple):
     state: tuple[Tensor, ...]  # in the order of the optimizer's state keys
     compensation: Tensor | None  # the rounding error so far
     group: int
-    place: int  # index among all parameters of the optimizer
+    param_id: int  # index among all parameters of the optimizer
     rounding: str
     seed: int
     on_host: bool  # whether the step count may be read
@@ -65,17 +65,17 @@ class Params:
         self.sharding: Sharding | None = opt._sharding()
         self.views: list[ParamView] = []
         self.others: list[Tensor] = []  # those without a view
-        place = 0
+        param_id = 0
         for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
             for p in group["params"]:
                 state = opt.state.get(p)
                 if not state and placeholders and rule.counts_from_start and p.requires_grad:
                     state = opt._new_state(p, group, expanded=True)
                 if state and not _is_frozen_from_start(p, state, rule):
-                    self.views.append(_view(opt, p, state, group, index, place))
+                    self.views.append(_view(opt, p, state, group, index, param_id))
                 else:
                     self.others.append(p)
-                place += 1
+                param_id += 1
         self.devices = list(dict.fromkeys(view.w.device for view in self.views))
         self.has_dtensors = any(is_dtensor(view.param) for view in self.views)
         self.backends: list[Backend] = backends_for(opt, self.views, groups, rules)
@@ -131,14 +131,16 @@ def moment_dtype(dtype: torch.dtype) -> torch.dtype:
     return _WIDER.get(dtype, dtype)
 
 
-def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, place: int) -> ParamView:
+def _view(
+    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, param_id: int
+) -> ParamView:
     rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
     compensation = state.get("compensation") if rounding == "kahan" else None
     tensors = tuple(local_part(state[key]) for key in opt._state_tensors(group))
-    rest = None if compensation is None else local_part(compensation)
+    local = None if compensation is None else local_part(compensation)
     on_host = not group["capturable"] and state["step"].device.type == "cpu"
-    where_and_how = index, place, rounding, group.get("rounding_seed", 0), on_host
-    return ParamView(p, local_part(p), state["step"], tensors, rest, *where_and_how)
+    where_and_how = index, param_id, rounding, group.get("rounding_seed", 0), on_host
+    return ParamView(p, local_part(p), state["step"], tensors, local, *where_and_how)
 
 
 def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:

@@ -32,12 +32,12 @@ def store(
     compensation: Tensor | None = None,
     seed: int = 0,
     t: Scalar = 0,
-    place: int = 0,
+    param_id: int = 0,
     origin: int = 0,
 ) -> None:
     """Write a value to a parameter, and the rounding error to its compensation, if it has one.
 
-    ``t`` counts the parameter's gradients, ``place`` is its index among all parameters, ``origin`` is the storage
+    ``t`` counts the parameter's gradients, ``param_id`` is its index among all parameters, ``origin`` is the storage
     offset at which the whole parameter begins (``w`` may be a part of it).
 
     >>> w, rest = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
@@ -48,7 +48,7 @@ def store(
     if rounding == "nearest" or not is_half(w.dtype):
         w.copy_(wide)
     elif rounding == "stochastic":
-        w.copy_(rounded_at_random(wide.float(), w.dtype, random_bits(seed, t, place, _positions(w, origin))))
+        w.copy_(rounded_at_random(wide.float(), w.dtype, random_bits(seed, t, param_id, _positions(w, origin))))
     else:
         assert compensation is not None
         w.copy_(wide)
@@ -56,10 +56,10 @@ def store(
         compensation.copy_(torch.where(cut_off == cut_off, cut_off, 0.0))  # inf - inf
 
 
-def random_bits(seed: int, t: Scalar, place: int, element: Tensor) -> Tensor:
+def random_bits(seed: int, t: Scalar, param_id: int, element: Tensor) -> Tensor:
     """Return 32 random bits for each element: a hash, so there is no generator state."""
     t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
-    key = _mix((_mix((_mix(seed) + t) & _LOW) + place) & _LOW)
+    key = _mix((_mix((_mix(seed) + t) & _LOW) + param_id) & _LOW)
     return _mix((key + (element & _LOW) * 0x9E3779B9) & _LOW)  # type: ignore[return-value]
 
 

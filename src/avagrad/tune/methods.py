@@ -68,7 +68,7 @@ class Stage:
     cells: tuple[Cell, ...]
     pick: Cell | None
     path: tuple[Cell, ...]
-    rest: int = 0  # an upper bound on the further cells up to the next ring
+    remaining: int = 0  # an upper bound on the further cells up to the next ring
     rings: int = 0
     confirmed: bool | None = None
     coarse: bool = False
@@ -117,29 +117,29 @@ class _Lines:
         """Search an axis through a cell, from coarse to fine; return its best cell."""
         line = self.space.along(name, at)
         later = self.names[self.names.index(name) + 1 :]
-        rest = sum(_most_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
+        remaining = sum(_max_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
         stride = _first_stride(len(line))
         cells = self._around(name, at, stride, len(line))
         pick = best(cells, self.by_first_seed)
-        yield self._stage(stage, cells, pick, rest=rest + _most_refined(name, stride), coarse=True)
+        yield self._stage(stage, cells, pick, remaining=remaining + _max_refined(name, stride), coarse=True)
         dips = self._dips(name, cells, pick)
         while dips and stride > 1:
             stride //= 2
             near = [self._around(name, dip, stride, 1) for dip in dips]
             cells = tuple(dict.fromkeys(itertools.chain.from_iterable(near)))
             known = self.by_first_seed if stride > 1 else self.known
-            more = {"rest": rest + _most_refined(name, stride), "coarse": stride > 1}
+            more = {"remaining": remaining + _max_refined(name, stride), "coarse": stride > 1}
             yield self._stage(stage, cells, best(cells, known), **more)
             dips = [found for each in near if (found := best(each, known)) is not None]
         pick = best(dips, self.known)
         if pick is None:  # all cells so far have failed, but the line has more
             pick = best(line, self.known)
-            yield self._stage(stage, line, pick, rest=rest)
+            yield self._stage(stage, line, pick, remaining=remaining)
         while pick is not None and self._extends(name, pick=pick):
             before, line = line, self.space.along(name, at)
             cells = tuple(cell for cell in line if cell == pick or cell not in before)
             pick = best(cells, self.known)
-            yield self._stage(stage, cells, pick, rest=rest)
+            yield self._stage(stage, cells, pick, remaining=remaining)
         return pick
 
     def _dips(self, name: str, cells: tuple[Cell, ...], pick: Cell | None) -> list[Cell]:
@@ -195,16 +195,16 @@ def _first_stride(length: int) -> int:
     return 4 if length > _LONG else 2
 
 
-def _most_refined(name: str, stride: int) -> int:
+def _max_refined(name: str, stride: int) -> int:
     """Return an upper bound on the cells needed to refine from this stride to single steps."""
     return (4 if name == "eps" else 2) * (stride // 2)
 
 
-def _most_of_line(name: str, space: Space) -> int:
+def _max_of_line(name: str, space: Space) -> int:
     """Return an upper bound on the cells of an axis that the search by lines evaluates."""
     length = space.shape[NAMES.index(name)]
     stride = _first_stride(length)
-    return min(length, math.ceil(length / stride) + _most_refined(name, stride))
+    return min(length, math.ceil(length / stride) + _max_refined(name, stride))
 
 
 def _separable(given: Known) -> Iterator[Stage]:
@@ -212,14 +212,14 @@ def _separable(given: Known) -> Iterator[Stage]:
     _, columns = space.shape
     line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
     pick = best(line, known)
-    yield Stage(stage, line, pick, (start,), rest=columns - 1 + _ring_at_most(space))
+    yield Stage(stage, line, pick, (start,), remaining=columns - 1 + _ring_at_most(space))
     if pick is None:
         yield _nothing(stage, start)
         return
     path = (start, pick)
     line, stage = space.along("eps", pick), f"line over eps at {Cell(pick.lr, None)}"
     pick = best(line, known)
-    yield Stage(stage, line, pick, path, rest=_ring_at_most(space))
+    yield Stage(stage, line, pick, path, remaining=_ring_at_most(space))
     yield from _rings(space, known, pick, path, margin)
 
 

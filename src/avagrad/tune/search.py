@@ -89,7 +89,7 @@ def plan(
         path=tuple(cell for cell, _ in itertools.groupby(stage.path)),
         confirmed=stage.confirmed,
         rings=stage.rings,
-        at_most=min(len(wanted) + stage.rest, len(space)),
+        at_most=min(len(wanted) + stage.remaining, len(space)),
     )
 
 

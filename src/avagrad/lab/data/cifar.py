@@ -180,8 +180,8 @@ def _unpack(archive: Path) -> dict[Path, bytes]:
         with gzip.open(archive) as whole:  # checks size and checksum before tar trusts its headers
             whole.seek(_UNPACKED)
             if whole.read(1):
-                says = f"unpacks to more than {_UNPACKED:,} bytes, but an official archive has fewer"
-                raise ValueError(f"cifar: {str(archive)!r} {says}: it is another kind of file. {WANTED}")
+                problem = f"unpacks to more than {_UNPACKED:,} bytes, but an official archive has fewer"
+                raise ValueError(f"cifar: {str(archive)!r} {problem}: it is another kind of file. {WANTED}")
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = Path(member.name)
@@ -191,8 +191,8 @@ def _unpack(archive: Path) -> dict[Path, bytes]:
                     file = tar.extractfile(member)
                     content[name] = file.read() if file else b""
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        says = f"cannot be read to its end as a .tar.gz ({error}): it is truncated, or another kind of file"
-        raise ValueError(f"cifar: {str(archive)!r} ({archive.stat().st_size:,} bytes) {says}. {WANTED}") from error
+        problem = f"cannot be read to its end as a .tar.gz ({error}): it is truncated, or another kind of file"
+        raise ValueError(f"cifar: {str(archive)!r} ({archive.stat().st_size:,} bytes) {problem}. {WANTED}") from error
     return content
 
 

@@ -41,8 +41,8 @@ def read_file(name: str, raw: bytes, classes: int, complete: int) -> Part:
     except ImportError as error:
         raise ModuleNotFoundError("cifar: images are decoded by Pillow: pip install pillow.") from error
     except Exception as error:  # a broken file may raise anything
-        says = f"cannot be {form} ({error}): it is truncated, or another kind of file"
-        raise ValueError(f"cifar: {name} ({len(raw):,} bytes) {says}.") from error
+        problem = f"cannot be {form} ({error}): it is truncated, or another kind of file"
+        raise ValueError(f"cifar: {name} ({len(raw):,} bytes) {problem}.") from error
     planes = pixels.reshape(-1, 3, SIDE, SIDE)
     return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels.astype(numpy.int64)
 

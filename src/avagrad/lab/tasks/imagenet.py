@@ -105,7 +105,7 @@ class ImageNet(Classification):
             )
         self.share = self.batch_size // self.world  # of a batch, for this process
         self._on_cuda = torch.device(self.device).type == "cuda"
-        self._coming: Iterator[Read | str] | None = None
+        self._batches: Iterator[Read | str] | None = None
         self._next = -1  # the step whose batch comes next
         # Before multiprocessing terminates them at exit, by a signal that they do not obey at once.
         atexit.register(_end_workers, weakref.ref(self))
@@ -148,14 +148,14 @@ class ImageNet(Classification):
         """
         assert isinstance(order, Epoch)
         step = order.number * self.steps_per_epoch + index
-        if self._coming is None or step != self._next:
-            self._coming = None  # ends the old workers before new ones start
+        if self._batches is None or step != self._next:
+            self._batches = None  # ends the old workers before new ones start
             seed_of = functools.partial(stream, self.seed, "image")
             reader = Reader(self.root, self.parts["train"], self.size, seed_of)
-            self._coming = self._read(reader, self._keys(order, index))
-        coming, self._coming = self._coming, None  # dropped if reading fails
-        made = self._made(next(coming))
-        self._coming, self._next = coming, step + 1
+            self._batches = self._read(reader, self._keys(order, index))
+        batches, self._batches = self._batches, None  # dropped if reading fails
+        made = self._made(next(batches))
+        self._batches, self._next = batches, step + 1
         return made
 
     def _keys(self, order: Epoch, index: int) -> Iterator[Key]:
@@ -227,7 +227,7 @@ def _endless(seed: int, order: Epoch, slices: list[slice], index: int) -> Iterat
 
 def _end_workers(task: "weakref.ref[ImageNet]") -> None:
     if (found := task()) is not None:
-        found._coming = None
+        found._batches = None
 
 
 def _ignore_signals(_: int) -> None:

@@ -78,9 +78,9 @@ class Foreach(Loop):
             ws = _delayed_step(batch, gs, seen, rule, step.gamma(device))
             if view.rounding != "nearest":
                 for place, i in enumerate(batch.views):
-                    rest = batch.compensations[place] if batch.compensations else None
+                    compensation = batch.compensations[place] if batch.compensations else None
                     count = seen[place] if isinstance(seen, list) else seen
-                    store(batch.ws[place], ws[place], compensation=rest, **rounding_of(self.views[i], count))
+                    store(batch.ws[place], ws[place], compensation=compensation, **rounding_of(self.views[i], count))
             elif ws is not batch.ws:
                 torch._foreach_copy_(batch.ws, ws)
         _count([self.views[i].step for i in grads])
@@ -201,7 +201,7 @@ def _delayed_step(batch: _Batch, gs: list[Tensor], seen: Seen, rule: Delayed, ga
     dtype = ms[0].dtype
     ws = batch.ws if batch.ws[0].dtype == dtype else [w.to(dtype) for w in batch.ws]
     if batch.compensations:
-        torch._foreach_add_(ws, [rest.to(dtype) for rest in batch.compensations])
+        torch._foreach_add_(ws, [compensation.to(dtype) for compensation in batch.compensations])
     if flags.maximize:
         gs = list(torch._foreach_neg(gs))
     gs = _decay(ws, gs, vs, seen, rule)

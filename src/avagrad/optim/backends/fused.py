@@ -33,9 +33,9 @@ NO_NATIVE = (
     "headers"
 )
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
-# The columns of Launch.tensors (int64): addresses, the size, the group, the index among all parameters, the
+# The columns of Launch.tensors (int64): addresses, the size, the group, the param_id, the
 # first block and the seed of rounding. native.c and triton.py have the columns in the same order.
-COLUMNS = ("w", "m", "v", "step", "numel", "group", "place", "compensation", "first_block", "seed")
+COLUMNS = ("w", "m", "v", "step", "numel", "group", "param_id", "compensation", "first_block", "seed")
 SHARED = 19  # numbers that the coordinates of a tensor share in a step, computed by a kernel
 
 
@@ -69,8 +69,8 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
 def fit(views: Sequence["ParamView"]) -> bool:
     """Return whether the states of these parameters have the layout that the kernels read."""
     for view in views:
-        wide, rest = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
-        expected = [(x, wide) for x in view.state] + ([] if rest is None else [(rest, view.w.dtype)])
+        wide, compensation = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
+        expected = [(x, wide) for x in view.state] + ([] if compensation is None else [(compensation, view.w.dtype)])
         fits = all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected)
         is_here = all(type(x) in _PLAIN and x.device == view.w.device for x, _ in [*expected, (view.step, 0)])
         if not (fits and is_here and view.step.dtype == torch.float32 and view.step.dim() == 0):
@@ -145,9 +145,9 @@ class Launch:
         self.first_blocks = [0]
         for i, view in enumerate(views):
             m, v = view.state
-            rest = 0 if view.compensation is None else view.compensation.data_ptr()
+            compensation = 0 if view.compensation is None else view.compensation.data_ptr()
             addresses = view.w.data_ptr(), m.data_ptr(), v.data_ptr(), view.step.data_ptr()
-            rows.append((*addresses, view.w.numel(), view.group, view.place, rest, len(blocks), view.seed))
+            rows.append((*addresses, view.w.numel(), view.group, view.param_id, compensation, len(blocks), view.seed))
             blocks += [i] * -(-view.w.numel() // self.block)
             self.first_blocks.append(len(blocks))
         self.tensors = torch.tensor(rows, dtype=torch.int64, device="cpu").to(device)
@@ -171,18 +171,18 @@ class Fused(Backend):
         for i, view in enumerate(views):
             kinds.setdefault((view.w.device, view.w.dtype, rules[view.group].flags, view.rounding), []).append(i)
         # Launches, each with the indices of its views.
-        self._launches = [(Launch(kind, [views[i] for i in its]), its) for kind, its in kinds.items()]
-        self._rows = {i: (launch, row) for launch, its in self._launches for row, i in enumerate(its)}
+        self._launches = [(Launch(kind, [views[i] for i in indices]), indices) for kind, indices in kinds.items()]
+        self._rows = {i: (launch, row) for launch, indices in self._launches for row, i in enumerate(indices)}
         self._sums: dict[torch.device, Tensor] = {}
         self._numbers: dict[torch.device, Tensor] = {}
         self._sent: list[list[float]] = []
         self._kept: list[Tensor] = []  # a CUDA graph reads these again at each replay
         self._moved: list[Tensor] = []  # inside backward: the step counts of parameters that have moved
         for device in dict.fromkeys(launch.device for launch, _ in self._launches):
-            here = [launch for launch, _ in self._launches if launch.device == device]
-            sizes = [len(launch.blocks) for launch in here]
+            on_device = [launch for launch, _ in self._launches if launch.device == device]
+            sizes = [len(launch.blocks) for launch in on_device]
             self._sums[device] = torch.zeros(sum(sizes), 2, dtype=torch.float64, device=device)
-            for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
+            for launch, part in zip(on_device, torch.split(self._sums[device], sizes), strict=True):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
         self._tensors = [view.w for view in views]
@@ -217,8 +217,8 @@ class Fused(Backend):
         """Move every parameter that has a gradient; autograd does not see the writes."""
         self._send_numbers(step.rules)
         every, _ = grads
-        for launch, its in self._launches:
-            addresses = every if len(its) == len(every) else [every[i] for i in its]
+        for launch, indices in self._launches:
+            addresses = every if len(indices) == len(every) else [every[i] for i in indices]
             if addresses != launch.sent:
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
@@ -273,8 +273,8 @@ class Fused(Backend):
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and block the index of its view."""
         rows: dict[torch.device, list[int]] = {device: [] for device in self._sums}
-        for launch, its in self._launches:
-            rows[launch.device] += [its[row] for row in launch.blocks.tolist()]
+        for launch, indices in self._launches:
+            rows[launch.device] += [indices[row] for row in launch.blocks.tolist()]
         return rows
 
     # --- copies to the device ---

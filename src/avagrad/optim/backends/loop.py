@@ -44,7 +44,7 @@ def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor
 def rounding_of(view: "ParamView", step: Scalar) -> dict[str, Any]:
     """Return the keyword arguments of :func:`avagrad.optim.rounding.store` for a parameter."""
     origin = view.w.storage_offset()
-    return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "place": view.place, "origin": origin}
+    return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "param_id": view.param_id, "origin": origin}
 
 
 class Backend:

@@ -108,10 +108,10 @@ def _gamma(totals, NORM: tl.constexpr):
 @triton.jit
 def _key(row, t, mask):
     """As rounding.random_bits, up to the element."""
-    place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
+    param_id = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
     seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
     # Through int64, which every device casts in the same way.
-    return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
+    return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + param_id)
 
 
 @triton.jit
@@ -226,7 +226,7 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
+def _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
     """As rounding.store."""
     if ROUNDING == "stochastic":
         key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
@@ -235,14 +235,14 @@ def _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
         stored = _nearest(w, w_at.dtype.element_ty)
         tl.store(w_at + offsets, stored, mask=mask)
         if ROUNDING == "kahan":
-            rest = w - stored.to(tl.float32)
-            rest = tl.where(rest == rest, rest, 0.0)  # inf - inf
-            tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
+            comp = w - stored.to(tl.float32)
+            comp = tl.where(comp == comp, comp, 0.0)  # inf - inf
+            tl.store(comp_at + offsets, _nearest(comp, w_at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _block(
-    w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
+    w_at, g_at, m_at, v_at, comp_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
     REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
@@ -259,7 +259,7 @@ def _block(
         g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + 12)
         m = tl.load(m_at + offsets, mask=mask, other=other)
         if ROUNDING == "kahan":
-            w += tl.load(rest_at + offsets, mask=mask, other=other).to(tl.float32)
+            w += tl.load(comp_at + offsets, mask=mask, other=other).to(tl.float32)
         if MAXIMIZE:
             g = -g
         if DECAYS:
@@ -279,7 +279,7 @@ def _block(
         eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS)
         w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * kept, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
-        _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING)
+        _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
@@ -324,22 +324,22 @@ def delayed_pass(
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)
         g_bits = gradient if ONE else tl.load(grads + index)
-        rest_bits = tl.load(row + 7)
+        comp_bits = tl.load(row + 7)
         n = tl.load(row + 4)
         w_at = w_bits.to(tl.pointer_type(DTYPE))
         g_at = g_bits.to(tl.pointer_type(DTYPE))
-        rest_at = rest_bits.to(tl.pointer_type(DTYPE))
+        comp_at = comp_bits.to(tl.pointer_type(DTYPE))
         m_at = m_bits.to(tl.pointer_type(tl.float32))
         v_at = v_bits.to(tl.pointer_type(tl.float32))
         at = sums + 2 * block
-        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits | rest_bits) & 15) == 0):
+        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits | comp_bits) & 15) == 0):
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
-                tl.multiple_of(rest_at, 16), start, n, its_shared, at, ROUNDING, False,
+                tl.multiple_of(comp_at, 16), start, n, its_shared, at, ROUNDING, False,
                 REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip
         else:
             _block(
-                w_at, g_at, m_at, v_at, rest_at, start, n, its_shared, at, ROUNDING, True,
+                w_at, g_at, m_at, v_at, comp_at, start, n, its_shared, at, ROUNDING, True,
                 REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip
