@@ -120,7 +120,7 @@ class Held:
         """Write, waiting for a database that does not respond; return False if another process has ended the trial."""
 
         def act() -> bool:
-            with storage_errors(self.study.place):
+            with storage_errors(self.study.location):
                 try:
                     write()
                 except UpdateFinishedTrialError:

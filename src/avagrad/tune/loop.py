@@ -166,13 +166,13 @@ class SearchLoop:
     def _kept(self) -> str:
         done = len(self.snapshot.records)
         points = "point is" if done == 1 else "points are"
-        return f"{done} finished {points} kept in {described(self.study.place)}"
+        return f"{done} finished {points} kept in {described(self.study.location)}"
 
     def _rescued(self) -> str:
         """Save the known records next to a storage file that is gone."""
-        if is_url(self.study.place) or not self.snapshot.records or Path(self.study.place).exists():
+        if is_url(self.study.location) or not self.snapshot.records or Path(self.study.location).exists():
             return ""
-        rescued = Path(f"{self.study.place}.rescued.jsonl")
+        rescued = Path(f"{self.study.location}.rescued.jsonl")
         with contextlib.suppress(OSError):
             rescued.parent.mkdir(parents=True, exist_ok=True)
             write_records(rescued, self.snapshot.records)

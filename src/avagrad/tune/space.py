@@ -152,7 +152,7 @@ class Axis:
         """The value in the middle, the lower one of two."""
         return self.values[(len(self.values) - 1) // 2]
 
-    def place(self, value: float, called: str | None = None) -> int:
+    def index(self, value: float, called: str | None = None) -> int:
         """Return the index of a value on the axis, or raise an error that names the nearest values."""
         called = called or self.name
         value = _value(called, value)
@@ -283,7 +283,7 @@ class Space:
         (2, 0)
         """
         row, column = (
-            self._place(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
+            self._index(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
         )
         return row, column
 
@@ -331,7 +331,7 @@ class Space:
                     raise ValueError(f"start_{name} is {given!r}, but must be None without an {name} axis.")
                 found.append(None)
             elif given is not None:
-                found.append(line.values[line.place(given, f"start_{name}")])
+                found.append(line.values[line.index(given, f"start_{name}")])
             else:
                 found.append(DEFAULT_EPS if name == "eps" and DEFAULT_EPS in line.values else line.middle)
         return Cell(*found)
@@ -341,13 +341,13 @@ class Space:
         return (self.lr.values if self.lr else (None,)), (self.eps.values if self.eps else (None,))
 
     @staticmethod
-    def _place(name: str, value: float | None, line: Axis | None) -> int:
+    def _index(name: str, value: float | None, line: Axis | None) -> int:
         if line is None and value is None:
             return 0
         if line is None or value is None:
             allowed = "None: there is no such axis" if line is None else "a value of its axis"
             raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
-        return line.place(value)
+        return line.index(value)
 
 
 def _value(name: str, value: Any) -> float:

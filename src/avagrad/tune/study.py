@@ -101,7 +101,7 @@ class Study:
         create: bool = True,
         pruner: str | None = None,
     ) -> None:
-        self.place, self.name = os.fspath(storage), name
+        self.location, self.name = os.fspath(storage), name
         self.patience: float | None = None  # seconds to wait for a database that does not respond; None for the default
         self.printed_errors: set[str] = set()  # of objectives, by this process
         self.storage: BaseStorage = open_storage(storage, create=create)
@@ -132,10 +132,10 @@ class Study:
 
     def _check_may_create(self, known: list[str], create: bool) -> None:
         """Raise an error if the study must exist already, or if the file has another one."""
-        where = f"storage is {described(self.place)!r}, which has"
+        where = f"storage is {described(self.location)!r}, which has"
         if not create:
             raise StorageError(f"{where} {_these(known)}, and not {self.name!r}.")
-        if known and not is_url(self.place):
+        if known and not is_url(self.location):
             raise StorageError(
                 f"{where} {_these(known)}, and not {self.name!r}: choose another storage, or the study that it has "
                 f"(name={known[0]!r}, --name {known[0]})."
@@ -150,7 +150,7 @@ class Study:
             if held is None and empty:
                 held = {"format": 1, **about}
                 self.storage.set_study_user_attr(self.id, ABOUT, held)
-        where = f"storage is {described(self.place)!r}, whose study {self.name!r}"
+        where = f"storage is {described(self.location)!r}, whose study {self.name!r}"
         if held is None:
             raise StorageError(f"{where} was not made by avagrad: choose another name, or another storage.")
         if direction is not None and direction != now:
@@ -169,7 +169,7 @@ class Study:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        with storage_errors(self.place):
+        with storage_errors(self.location):
             yield
 
     def close(self) -> None:
