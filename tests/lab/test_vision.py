@@ -326,15 +326,15 @@ def test_a_hostile_pickle_cannot_change_what_stands_in(tmp_path: Path, name: byt
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([1], "has an object of type list, but should be a dictionary with data, 10,000 x 3,072 bytes"),
-        ({"labels": [1]}, "its data are missing, but should be"),
+        ([1], "is an object of type list, but should be a dictionary with data, 10,000 x 3,072 bytes"),
+        ({"labels": [1]}, "has nothing usable as data, but should be"),
         (
             {"data": numpy.zeros((2, 3000), numpy.uint8), "labels": [1, 2]},
-            "its data are 2 x 3,000 numbers of type uint8",
+            "has 2 x 3,000 numbers of type uint8 as data",
         ),
-        ({"data": numpy.zeros((2, 3072)), "labels": [1, 2]}, "its data are missing"),
-        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1]}, "its labels are 1 numbers of type int64"),
-        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1.5, 2]}, "its labels are missing"),
+        ({"data": numpy.zeros((2, 3072)), "labels": [1, 2]}, "has nothing usable as data"),
+        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1]}, "has 1 numbers of type int64 as labels"),
+        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1.5, 2]}, "has nothing usable as labels"),
         ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1, 10]}, "label 10, but labels should be 0 to 9"),
         ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [-1, 1]}, "label -1, but labels should be 0 to 9"),
     ],

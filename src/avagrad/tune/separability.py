@@ -164,7 +164,7 @@ def verdict(plan: Plan) -> str:
     if plan.confirmed is None:
         return f"The best of the whole grid is {plan.pick}."
     if not plan.confirmed:
-        return f"A neighbour was better, so two lines are not enough here: it continues from {plan.pick}."
+        return f"A neighbour was better, so two lines are not enough here: the search moves to {plan.pick}."
     if plan.rings == 0:
         return f"The best of the line is {plan.pick}, and there is no other line."
     if plan.rings == 1:

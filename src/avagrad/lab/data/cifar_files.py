@@ -76,12 +76,12 @@ def _from_pickle(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]
     key = "labels" if classes == 10 else "fine_labels"
     should = f"should be a dictionary with data, {complete:,} x {_PIXELS:,} bytes, and as many {key}"
     if not isinstance(content, dict):
-        raise ValueError(f"it has an object of type {type(content).__name__}, but {should}")
+        raise ValueError(f"it is an object of type {type(content).__name__}, but {should}")
     pixels, labels = (_array(content.get(each.encode(), content.get(each))) for each in ("data", key))
     if pixels is None or pixels.shape[1:] != (_PIXELS,) or not len(pixels):
-        raise ValueError(f"its data are {_described(pixels)}, but {should}")
+        raise ValueError(f"it has {_described(pixels)} as data, but {should}")
     if labels is None or labels.shape != pixels.shape[:1]:
-        raise ValueError(f"its {key} are {_described(labels)}, but {should}")
+        raise ValueError(f"it has {_described(labels)} as {key}, but {should}")
     return pixels, labels
 
 
@@ -119,7 +119,7 @@ def _array(thing: object) -> Array | None:
 
 def _described(array: Array | None) -> str:
     if array is None:
-        return "missing"
+        return "nothing usable"
     return f"{' x '.join(f'{n:,}' for n in array.shape)} numbers of type {array.dtype}"
 
 
