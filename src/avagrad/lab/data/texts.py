@@ -31,7 +31,7 @@ ADDRESS = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
 
 _PIECE = 1 << 22
 WANTED = (
-    "chars: expects ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
+    "Expected: ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
     "ptb.valid.txt and ptb.test.txt) in one folder, or one text file. Penn Treebank's files are in the archive "
     f"{ADDRESS} (its folder simple-examples/data); --download downloads them."
 )
