@@ -111,7 +111,7 @@ def test_a_line_that_is_no_text(tmp_path: Path) -> None:
 @pytest.mark.parametrize("last", [HALF, '{"lr": 0.1, "value": 1}'])
 def test_a_half_written_last_line(tmp_path: Path, last: str) -> None:
     (tmp_path / "a.jsonl").write_text('{"lr": 7, "value": 1}\n' + last)
-    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: .*incomplete, and must be completed or deleted\.$"):
+    with pytest.raises(ValueError, match=r"a\.jsonl, line 2: .*half-written, and must be completed or deleted\.$"):
         read_records(tmp_path / "a.jsonl")
 
 

@@ -131,7 +131,7 @@ def read_records(
     if rest.strip():
         reject(
             len(lines) + 1,
-            "the last line does not end with a line break, so it is incomplete, and must be completed or deleted.",
+            "the last line does not end with a line break, so it is half-written, and must be completed or deleted.",
         )
     return [record for _, record in found.values()]
 
