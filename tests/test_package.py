@@ -197,7 +197,7 @@ def python_blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "code"), python_blocks(), ids=[name for name, _ in python_blocks()])
 def test_python_in_the_documents_runs(name: str, code: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "AvaGrad: the loaded state is another optimizer's")
+        warnings.filterwarnings("ignore", "AvaGrad: the loaded state is from another optimizer")
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 

@@ -257,12 +257,12 @@ def test_bits_by_frequency_are_those_of_the_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "says"),
     [
-        ({"train.bin": b"\0" * 900}, "val.bin' does not exist, but train.bin and val.bin are read together"),
+        ({"train.bin": b"\0" * 900}, "val.bin' does not exist, but train.bin and val.bin must both exist"),
         ({"val.bin": b"\0" * 900}, "train.bin' does not exist"),
         ({"train.bin": b"", "val.bin": b"\0" * 900}, "train.bin' has 0 bytes, but must have two for each token"),
         (
             {"train.bin": b"\0" * 901, "val.bin": b"\0" * 900},
-            "has 901 bytes, .* cut off, or of another type than uint16",
+            "has 901 bytes, .* truncated, or of another type than uint16",
         ),
         ({"train.bin": b"\0" * 32, "val.bin": b"\0" * 900}, "the train part has 16 tokens, but needs at least 17"),
         ({"train.bin": b"\0" * 900, "val.bin": b"\0" * 32}, "the validation part has 8 tokens, but needs at least 9"),
@@ -283,7 +283,7 @@ def test_bad_files_are_refused(tmp_path: Path, contents: dict[str, bytes], says:
         ({"steps": -1}, "steps is -1, but must be at least 0"),
         ({"heads": 3}, "width is 8, but must be a multiple of heads, which is 3"),
         ({"vocabulary": 9}, "vocabulary is 9, but must be 0 for a text"),
-        ({"download": True}, "download makes no sense here"),
+        ({"download": True}, "download is True, but must be False"),
         ({"batch_size": 3, "world": 2}, "batch_size is 3, but must be a multiple of the number of processes, 2"),
         ({"data": "/nowhere"}, "gpt: data is '/nowhere', which does not exist, but must be a text file"),
     ],
