@@ -1,5 +1,6 @@
 """Optimizers by name, for scripts and frameworks that read one from a configuration."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -81,6 +82,8 @@ def create_optimizer(
     arguments = {key: value for key, value in given.items() if value is not None} | options | fixed
     if not isinstance(model_or_params, nn.Module):
         return make(model_or_params, **arguments)
-    if weight_decay is None:
+    default = inspect.signature(make).parameters["weight_decay"].default  # AdamW's is not 0
+    if weight_decay is None and default == 0:
         return make(model_or_params.parameters(), **arguments)
-    return make(no_decay_groups(model_or_params, weight_decay=weight_decay), **arguments)
+    decay = default if weight_decay is None else weight_decay
+    return make(no_decay_groups(model_or_params, weight_decay=decay), **arguments)

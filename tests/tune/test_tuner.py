@@ -87,6 +87,13 @@ def test_here_and_in_processes_it_is_the_same(tmp_path: Path) -> None:
     assert all(record.value == math.inf and record.diverged_at == 7 for record in diverged)
 
 
+def test_a_finished_search_reports_all_of_its_trials(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    options: dict[str, Any] = {"lr": LR, "eps": EPS, "seeds": 3, "workers": None, "watcher": seen.append}
+    result = tune(bowl, storage=tmp_path / "a.journal", **options)
+    assert seen[-1].done == seen[-1].total == len(result.trials)
+
+
 def test_a_finished_point_is_never_run_again(tmp_path: Path) -> None:
     calls: list[str] = []
 

@@ -183,8 +183,8 @@ class SearchLoop:
         return ""
 
     def _progress(self, now: Plan) -> Progress:
-        total = max(now.at_most * len(self.seeds), len(self._records()))
         done = len(self._records())
+        total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
         times = [record.seconds for record in self._records() if record.seconds is not None]
         busy = max(1, len(self.snapshot.held))
         left = sum(times) / len(times) * (total - done) / busy if times else None
