@@ -473,7 +473,6 @@ def test_the_table_of_vocabularies_is_what_the_records_say(vocabulary: int, step
     ("row", "record", "parameters"),
     [
         ("optimizer step, GPT-2 124 M, H200", "step-h200.json", "gpt2-124M"),
-        ("optimizer step, 1.5 billion parameters, H200", "step-h200.json", "gpt-1.5B"),
         ("optimizer step, GPT-2 124 M in bfloat16, H200", "step-h200.json", "gpt2-124M-bf16"),
         ("optimizer step, 67 M parameters, CPU", "step-cpu.json", "4x4096x4096"),
     ],
