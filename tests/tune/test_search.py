@@ -151,7 +151,7 @@ def cases(draw: st.DrawFn, least: int = 1, absent: bool = True) -> Case:
     return Case(space, dict(zip(space.cells(), table, strict=True)), start, draw(st.sampled_from([0.0, 0.0, 0.15])))
 
 
-methods = st.sampled_from(METHODS)
+methods = st.sampled_from(list(METHODS))
 
 
 @settings(max_examples=300)

@@ -22,7 +22,7 @@ there are finitely many.
 
 import itertools
 import math
-from collections.abc import Generator, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -31,7 +31,6 @@ from avagrad.tune.space import NAMES, Cell, Space
 
 __all__ = ["METHODS", "widest"]
 
-METHODS = ("lines", "separable", "grid")
 _MAX_EXTENSIONS = 2  # of one axis
 _LONG = 16  # the first stride is 2 on an axis of up to so many values, and 4 on a longer one
 
@@ -58,6 +57,7 @@ class Known(NamedTuple):
     by_first_seed: Mapping[Cell, Score]
     start: Cell
     margin: float
+    extend: bool  # whether axes may be extended
 
 
 @dataclass(frozen=True)
@@ -75,27 +75,23 @@ class Stage:
     space: Space | None = None  # with extended axes
 
 
-def stages(method: str, given: Known, extend: bool) -> Iterator[Stage]:
+def stages(method: str, given: Known) -> Iterator[Stage]:
     """Yield the stages of a search; the known scores decide on the next."""
-    space, _, _, start, margin = given
+    space, start, margin = given.space, given.start, given.margin
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be one of {', '.join(METHODS)}.")
     if start not in space:
         raise ValueError(f"start is {start}, but must be a cell of the space.")
     if not 0 <= margin < math.inf:
         raise ValueError(f"margin is {margin}, but must be finite and at least 0.")
-    if method == "lines" and space.shape != (1, 1):
-        return _Lines(given, extend).stages()
-    if 1 in space.shape:
-        return _line(given)
-    return _separable(given) if method == "separable" else _grid(given)
+    return METHODS[method](given)
 
 
 class _Lines:
     """The search by lines. It may extend the axes of its space."""
 
-    def __init__(self, given: Known, extend: bool) -> None:
-        self.space, self.known, self.by_first_seed, self.start, self.margin = given
+    def __init__(self, given: Known) -> None:
+        self.space, self.known, self.by_first_seed, self.start, self.margin, extend = given
         self.path: tuple[Cell, ...] = (self.start,)
         self.extensions = dict.fromkeys(NAMES, _MAX_EXTENSIONS if extend else 0)
         rows, columns = self.space.shape
@@ -191,6 +187,10 @@ class _Lines:
         return Stage(stage, cells, pick, self.path, space=self.space, **more)
 
 
+def _lines(given: Known) -> Iterator[Stage]:
+    return _line(given) if given.space.shape == (1, 1) else _Lines(given).stages()
+
+
 def _first_stride(length: int) -> int:
     return 4 if length > _LONG else 2
 
@@ -208,7 +208,10 @@ def _max_of_line(name: str, space: Space) -> int:
 
 
 def _separable(given: Known) -> Iterator[Stage]:
-    space, known, _, start, margin = given
+    if 1 in given.space.shape:
+        yield from _line(given)
+        return
+    space, known, _, start, margin, _ = given
     _, columns = space.shape
     line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
     pick = best(line, known)
@@ -246,7 +249,7 @@ def _rings(
 
 def _line(given: Known) -> Iterator[Stage]:
     """Evaluate the only line; there is nothing to confirm."""
-    space, known, _, start, _ = given
+    space, known, start = given.space, given.known, given.start
     rows, columns = space.shape
     name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
     stage = f"line over {name}" + (f" at {at}" if any(at) else "")
@@ -256,7 +259,10 @@ def _line(given: Known) -> Iterator[Stage]:
 
 
 def _grid(given: Known) -> Iterator[Stage]:
-    space, known, _, start, _ = given
+    if 1 in given.space.shape:
+        yield from _line(given)
+        return
+    space, known, _, start, _, _ = given
     stage = f"grid of {len(space)} cells"
     pick = best(space.cells(), known)
     yield Stage(stage, space.cells(), pick, (start,))
@@ -271,3 +277,6 @@ def _ring_at_most(space: Space) -> int:
     """Return an upper bound on the unknown neighbours of a cell if the eps line through it is known."""
     rows, columns = (min(3, length) for length in space.shape)
     return (rows - 1) * columns
+
+
+METHODS: dict[str, Callable[[Known], Iterator[Stage]]] = {"lines": _lines, "separable": _separable, "grid": _grid}
