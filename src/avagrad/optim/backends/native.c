@@ -180,6 +180,9 @@ enum { TENSORS, GRADS, SHARED, BLOCKS, SUMS, GROUPS, TOTALS, SCALE, FOUND_INF, /
 /* step(): integers in the order above, then the fields of Flags. */
 static PyObject *step(PyObject *module, PyObject *args) {
     int64_t a[FLAGS + sizeof(Flags) / sizeof(int64_t)];
+    if (PyTuple_Size(args) != (Py_ssize_t)(sizeof a / sizeof *a))
+        return PyErr_Format(PyExc_TypeError, "step() takes %zd numbers, but got %zd.",
+                            (Py_ssize_t)(sizeof a / sizeof *a), PyTuple_Size(args));
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
         PyObject *x = PyTuple_GetItem(args, (Py_ssize_t)i);
         a[i] = x ? PyLong_AsLongLong(x) : 0;
