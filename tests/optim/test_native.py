@@ -78,7 +78,7 @@ def test_the_code_is_for_this_processor(capability: str, monkeypatch: pytest.Mon
 
 
 def test_bad_arguments_of_the_extension_are_errors() -> None:
-    count = 15 + 5 + len(Flags._fields)
+    count = 14 + 5 + len(Flags._fields)
     for wrong in (2, count - 1, count + 1):  # a flag that native.c does not know is not dropped
         with pytest.raises(TypeError, match=rf"takes {count} numbers, but got {wrong}"):
             native.extension().step(*[0] * wrong)
