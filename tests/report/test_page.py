@@ -2,7 +2,10 @@
 
 import json
 import math
+import random
 import re
+import subprocess
+import sys
 import time
 from html.parser import HTMLParser
 from pathlib import Path
@@ -219,3 +222,25 @@ def test_the_command_says_what_it_found_and_what_it_could_not_read(tmp_path: Pat
 def test_ties_are_told(tmp_path: Path) -> None:
     write_records(tmp_path / "mine.jsonl", [Record(lr, eps, value=1.0) for lr in (0.1, 1.0) for eps in (0.1, 1.0)])
     assert "4 cells share the best value" in made(tmp_path)[1].text
+
+
+def test_ten_thousand_points_off_a_grid_take_little_memory(tmp_path: Path) -> None:
+    """A random search: no lr and no eps is there twice, and a map of them all would have 100 million cells."""
+    draw = random.Random(0)
+    points = [(10 ** draw.uniform(-4, 0), 10 ** draw.uniform(-8, 0)) for _ in range(10_000)]
+    write_records(tmp_path / "random.jsonl", [Record(lr, eps, value=abs(math.log10(lr) + 2)) for lr, eps in points])
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "from avagrad.report.page import write_report\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "write_report(sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 200 * 1024, "kilobytes"
+    page = (tmp_path / "report.html").read_text()
+    assert 100 < page.count('class="cell"') <= 24 * 24
+    assert len(page) < 500_000
