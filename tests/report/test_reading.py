@@ -14,7 +14,7 @@ from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.sweep import sweep
 from avagrad.lab.train import train
-from avagrad.report.groups import comparable_sweeps
+from avagrad.report.comparable import comparable_sweeps
 from avagrad.report.reading import Run, collect, method_title, thinned_lines
 from avagrad.tune.space import axis
 
@@ -129,7 +129,9 @@ def test_one_bad_file_never_takes_the_page_away(tmp_path: Path) -> None:
     (tmp_path / "numbers.json").write_text('{"rows": [{"parameters": 1' + 5000 * "0" + "}]}")
     (tmp_path / "mine.jsonl").write_text('{"lr": 0.1, "eps": 1, "value": 3}\n')
     # In a process of its own: where a pipe or /dev/zero is read, it never ends.
-    script = f"from avagrad.report.page import write_report; print(*write_report({str(tmp_path)!r}).problems, sep='\\n')"
+    script = (
+        f"from avagrad.report.page import write_report; print(*write_report({str(tmp_path)!r}).problems, sep='\\n')"
+    )
     limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); {script}"
     done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

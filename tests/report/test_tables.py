@@ -10,8 +10,12 @@ from typing import Any
 import pytest
 
 from avagrad.lab.methods import METHODS
-from avagrad.report.reading import Run, Sweep
-from avagrad.report.tables import Table, TableCell, duration, results, sweep_rows, table_1, table_of_sweeps
+from avagrad.report.figures import sweeps, table_1
+from avagrad.report.figures.sweeps import Sweeps, sweep_rows
+from avagrad.report.figures.table_1 import Table1, results
+from avagrad.report.reading import Collection, Run, Sweep
+from avagrad.report.table import Table, TableCell
+from avagrad.report.values import duration
 from avagrad.tune.records import Record
 from avagrad.tune.space import Cell
 
@@ -19,9 +23,17 @@ HOSTILE = "a|b\nc & 5 % _x_ #1 $y$ {z} \\ ~ ^ <script> `q` [l](m)"
 
 
 def run(test: float | None, validation: float | None = 1.0, *, status: str = "finished", **config: Any) -> Run:
-    told = {"task": "digits", "optimizer": "adam", "lr": 0.1, "eps": 0.1, "seed": 0} | config
+    settings = {"task": "digits", "optimizer": "adam", "lr": 0.1, "eps": 0.1, "seed": 0} | config
     result = {"status": status, "validation": {"error": validation}, "test": {"error": test}}
-    return Run("a", told, {}, (), 1, None if status == "unfinished" else result)
+    return Run("a", settings, {}, (), 1, None if status == "unfinished" else result)
+
+
+def table_of_runs(runs: list[Run]) -> Table:
+    return table_1.draw((table_1.numbers(Collection("a", tuple(runs))) or [Table1((), ())])[0])
+
+
+def table_of_sweeps(given: list[Sweep]) -> Table:
+    return sweeps.draw(Sweeps(tuple(sweep_rows(given))))
 
 
 def texts(table: Table) -> list[list[str]]:
@@ -89,13 +101,13 @@ def test_the_setting_is_chosen_by_validation_and_not_by_test() -> None:
     assert column.entries["Adam"].setting == "Adam, lr 0.1, eps 0.1"
     assert column.entries["Adam"].mean == 9.0
     assert column.entries["Adam"].settings == 3
-    assert "the least mean validation error is taken: of 3 settings" in table_1(runs).caption
+    assert "the least mean validation error is taken: of 3 settings" in table_of_runs(runs).caption
 
 
 def test_rows_stand_in_the_order_of_methods_and_the_best_are_bold() -> None:
     active = run(2.0, optimizer="avagrad", optimizer_options={"active_only": True})
     runs = [active, run(1.0, optimizer="lion"), run(3.0, optimizer="avagrad")]
-    table = table_1([*runs, run(1.0 + 1e-9), run(4.0, optimizer="sgd", eps=None)])
+    table = table_of_runs([*runs, run(1.0 + 1e-9), run(4.0, optimizer="sgd", eps=None)])
     assert texts(table) == [
         ["SGD", "4.00 (1 seed)"],
         ["Adam", "1.00 (1 seed)"],
@@ -109,15 +121,15 @@ def test_rows_stand_in_the_order_of_methods_and_the_best_are_bold() -> None:
 def test_how_many_seeds_there_are_is_said_where_it_is_not_usual() -> None:
     runs = [run(1.0 + seed, seed=seed, optimizer=name) for name in ("sgd", "adam") for seed in range(3)]
     runs += [run(2.0 + seed, seed=seed, optimizer="avagrad") for seed in range(2)]
-    table = table_1(runs)
+    table = table_of_runs(runs)
     assert [row[1] for row in texts(table)] == ["2.00 (1.00)", "2.00 (1.00)", "2.50 (0.71), 2 seeds"]
-    assert "over 3 seeds where nothing else is said" in table.caption
+    assert "over 3 seeds unless stated otherwise" in table.caption
 
 
 def test_what_has_no_number_says_why() -> None:
     runs = [run(1.0), run(None, None, status="diverged", seed=1), run(2.0, optimizer="sgd", status="unfinished")]
     runs += [run(None, optimizer="lion"), run(1.0, task="chars", optimizer="lion")]
-    assert texts(table_1(runs)) == [
+    assert texts(table_of_runs(runs)) == [
         ["SGD", "unfinished", ""],
         ["Adam", "diverged (1 of 2)", ""],
         ["lion", "", "1.000 (1 seed)"],
@@ -137,7 +149,7 @@ def test_what_has_no_number_says_why() -> None:
     ],
 )
 def test_the_papers_numbers_stand_beside_its_experiments(config: dict[str, Any], name: str | None) -> None:
-    table = table_1([run(1.0, **config), run(1.0, optimizer="avagrad", optimizer_options={"norm": 1}, **config)])
+    table = table_of_runs([run(1.0, **config), run(1.0, optimizer="avagrad", optimizer_options={"norm": 1}, **config)])
     if name is None:
         assert len(table.columns) == 2
     else:
@@ -148,12 +160,12 @@ def test_the_papers_numbers_stand_beside_its_experiments(config: dict[str, Any],
 def test_columns_say_what_they_are() -> None:
     cifar = run(1.0, task="cifar", preset="paper-search", task_options={"model": "w"})
     runs = [cifar, run(1.0, task_options={"model": "mlp"})]
-    assert table_1(runs).columns[1:] == ("digits (mlp), test error, %", "cifar (w, paper-search), test error, %")
+    assert table_of_runs(runs).columns[1:] == ("digits (mlp), test error, %", "cifar (w, paper-search), test error, %")
 
 
 def test_remarks_are_in_the_caption() -> None:
     result = {"status": "finished", "test": {"error": 1.0}, "remarks": ["The images were changed.", 3]}
-    assert table_1([Run("a", {}, {}, (), 1, result)]).caption.endswith("The images were changed.")
+    assert table_of_runs([Run("a", {}, {}, (), 1, result)]).caption.endswith("The images were changed.")
 
 
 @pytest.mark.parametrize(
@@ -168,7 +180,7 @@ def test_remarks_are_in_the_caption() -> None:
     ],
 )
 def test_odd_runs_give_a_table(runs: list[Run]) -> None:
-    table = table_1(runs)
+    table = table_of_runs(runs)
     assert len(table.rows) == (1 if runs else 0)
     assert max(map(len, table.markdown().split("\n"))) < 700
     assert table.latex().count("\\\\\n") == len(table.rows) + 1

@@ -4,13 +4,15 @@ import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from avagrad.report.curves import Start, figure_1, known_of
-from avagrad.report.groups import comparable_sweeps, direction_of, number
+from avagrad.report.comparable import comparable_sweeps, direction_of, known_of
+from avagrad.report.figures.figure_1 import Start, starts_of
+from avagrad.report.figures.sweeps import SweepRow, sweep_rows
+from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
-from avagrad.report.tables import Column, Entry, SweepRow, results, sweep_rows
+from avagrad.report.values import number
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability, two_digits
-from avagrad.tune.space import Cell, shown
+from avagrad.tune.space import Cell
 
 __all__ = ["findings", "six_lines"]
 
@@ -57,7 +59,7 @@ def _synthetic(synthetic: Synthetic) -> str:
     rows.sort(key=lambda row: row["step"])
     # The last row of a method is the one that stays.
     last = {(number(row.get("w1")), method_title({"optimizer": row.get("method")})): row for row in rows}
-    told = "; ".join(filter(None, (_ends(start, last) for start in figure_1(synthetic))))
+    told = "; ".join(filter(None, (_ends(start, last) for start in starts_of(synthetic))))
     length = f" after {rows[-1]['step']:,} steps" if rows else ""
     return f"The synthetic problem, w{length}: {told or 'nothing was recorded'}."
 
@@ -86,16 +88,16 @@ def _ridge(row: SweepRow, parts: Separability) -> str:
         return "all diverged."
     lrs = [lr for _, lr in there]
     if min(lrs) == max(lrs):
-        where = f"is {shown(lrs[0])} at every eps"
+        where = f"is {_short(lrs[0])} at every eps"
     else:
-        first, last = (f"{shown(lr)} at eps {shown(eps)}" for eps, lr in (there[0], there[-1]))
+        first, last = (f"{_short(lr)} at eps {_short(eps)}" for eps, lr in (there[0], there[-1]))
         where = f"goes from {first} to {last}"
         if {min(lrs), max(lrs)} != {lrs[0], lrs[-1]}:
-            where += f", between {shown(min(lrs))} and {shown(max(lrs))}"
+            where += f", between {_short(min(lrs))} and {_short(max(lrs))}"
     slopes = f"slope {two_digits(parts.slope)}, at large eps {two_digits(parts.slope_at_large_eps)}"
     return (
         f"the best lr {where} ({slopes}); it stays within one step of the best cell's for eps from "
-        f"{shown(parts.stays[0])} to {shown(parts.stays[1])}. Best: {_at(parts.best, row.value, row.unit)}."
+        f"{_short(parts.stays[0])} to {_short(parts.stays[1])}. Best: {_at(parts.best, row.value, row.unit)}."
     )
 
 
@@ -164,3 +166,7 @@ def _of(sweep: Sweep) -> str:
 
 def _at(cell: Cell, value: float | None, unit: str) -> str:
     return str(cell) if value is None else f"{cell}: {value:.3g}{' ' if unit else ''}{unit}"
+
+
+def _short(value: float) -> str:
+    return f"{value:.4g}"

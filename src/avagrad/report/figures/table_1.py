@@ -1,0 +1,209 @@
+"""The paper's Table 1 from runs, with the paper's own numbers beside those of its experiments."""
+
+import math
+import statistics
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from avagrad.lab.methods import METHODS
+from avagrad.report.comparable import Group, Setting, comparable, unit_of
+from avagrad.report.reading import Collection, Run
+from avagrad.report.table import Table, TableCell
+from avagrad.report.values import mean_of_all, rounded
+
+__all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "results"]
+
+NAME, CHAPTER, NOTE = "table-1", "Methods beside each other", ""
+_REMARKS = 3  # that a caption has room for
+
+
+@dataclass(frozen=True)
+class Entry:
+    """What a method reached: the test error of the setting with the least validation error, over its seeds."""
+
+    setting: str
+    mean: float | None
+    deviation: float | None  # of the sample; None with one seed
+    seeds: int
+    diverged: int
+    settings: int  # among which this one was chosen
+
+
+@dataclass(frozen=True)
+class Column:
+    """The entries of runs that can be compared, by the methods' titles, and the paper's name for the experiment."""
+
+    title: str
+    unit: str
+    paper: str | None
+    entries: Mapping[str, Entry]
+
+    @property
+    def heading(self) -> str:
+        """The title, and what the numbers are."""
+        return f"{self.title}, test error, {self.unit}" if self.unit else f"{self.title}, test error"
+
+
+def results(runs: Sequence[Run]) -> list[Column]:
+    """Return what each method reached, a column for each group of runs that can be compared.
+
+    >>> end = {"status": "finished", "validation": {"error": 2.0}, "test": {"error": 3.0}}
+    >>> run = Run("a", {"task": "digits", "optimizer": "sgd", "lr": 0.1}, {}, (), 1, end)
+    >>> results([run])[0].entries["SGD"].mean
+    3.0
+    """
+    return [_column(group) for group in comparable(runs)]
+
+
+def _column(group: Group) -> Column:
+    by_method: dict[str, list[Setting]] = {}
+    for setting in group.settings:
+        by_method.setdefault(setting.method, []).append(setting)
+    entries = {method: _entry(settings) for method, settings in by_method.items()}
+    return Column(group.title, unit_of(group.task), _paper_name(group), entries)
+
+
+def _entry(settings: Sequence[Setting]) -> Entry:
+    """Choose by validation error, among what has ended."""
+    ended = [setting for setting in settings if setting.ended]
+    if not ended:
+        return Entry(settings[0].title, None, None, 0, 0, len(settings))
+    chosen = min(ended, key=lambda each: math.inf if each.validation is None else each.validation)
+    errors = [run.test for run in chosen.ended]
+    known = None if chosen.diverged else mean_of_all(errors)
+    return Entry(
+        setting=chosen.title,
+        mean=known,
+        deviation=None if known is None else _deviation([error for error in errors if error is not None]),
+        seeds=len(chosen.ended),
+        diverged=chosen.diverged,
+        settings=len(ended),
+    )
+
+
+def _deviation(values: Sequence[float]) -> float | None:
+    return statistics.stdev(values) if len(values) > 1 else None
+
+
+def _paper_name(group: Group) -> str | None:
+    classes, preset = group.details.get("classes"), group.details.get("preset")
+    if group.task == "cifar" and classes in (10, 100):
+        return f"CIFAR-{classes}"
+    if group.task == "chars" and preset in ("paper", "paper-search"):
+        return "Penn Treebank"
+    return "ImageNet" if group.task == "imagenet" else None
+
+
+@dataclass(frozen=True)
+class Table1:
+    """The columns of all runs, and what the runs remark."""
+
+    columns: tuple[Column, ...]
+    remarks: tuple[str, ...]
+    title: str = ""
+
+    @property
+    def usual_seeds(self) -> int:
+        """How many seeds most entries with several have."""
+        counts = Counter(entry.seeds for column in self.columns for entry in column.entries.values() if entry.seeds > 1)
+        return counts.most_common(1)[0][0] if counts else 1
+
+
+def numbers(collection: Collection) -> list[Table1]:
+    """Return the table of all runs; nothing if there are none.
+
+    >>> numbers(Collection("nothing"))
+    []
+    """
+    runs = collection.runs
+    return [Table1(tuple(results(runs)), _remarks(runs))] if runs else []
+
+
+def draw(numbers: Table1) -> Table:
+    """Return the table, with the paper's own numbers beside those of its experiments.
+
+    >>> end = {"status": "finished", "validation": {"error": 2.0}, "test": {"error": 3.0}}
+    >>> config = {"task": "cifar", "optimizer": "sgd", "task_options": {"classes": 10}}
+    >>> print(draw(numbers(Collection("a", (Run("a", config, {}, (), 1, end),)))[0]).csv(), end="")
+    method,"cifar, test error, %","paper, CIFAR-10"
+    SGD,3.00 (1 seed),3.86 (0.08)
+    """
+    headings = ["method"]
+    titles = _methods_in_order(numbers.columns)
+    lines = [[TableCell(title)] for title in titles]
+    for column in numbers.columns:
+        headings.append(column.heading)
+        lowest = _lowest(column)
+        for line, title in zip(lines, titles, strict=True):
+            line.append(_cell_of(column.entries.get(title), column.unit, numbers.usual_seeds, lowest))
+        if column.paper is not None:
+            headings.append(f"paper, {column.paper}")
+            for line, title in zip(lines, titles, strict=True):
+                line.append(TableCell(_papers(title, column.paper)))
+    return Table(tuple(headings), tuple(map(tuple, lines)), caption(numbers))
+
+
+def _methods_in_order(columns: Sequence[Column]) -> list[str]:
+    known = [record.title for record in METHODS.values()]
+
+    def order(title: str) -> tuple[int, str]:
+        base = title.partition(", ")[0]  # what follows are options
+        return known.index(base) if base in known else len(known), title
+
+    return sorted({title for column in columns for title in column.entries}, key=order)
+
+
+def _lowest(column: Column) -> str:
+    """Return the least mean as text: what reads the same is a tie."""
+    means = [entry.mean for entry in column.entries.values() if entry.mean is not None]
+    return rounded(min(means, default=None), column.unit)
+
+
+def _cell_of(entry: Entry | None, unit: str, usual: int, lowest: str) -> TableCell:
+    if entry is None:
+        return TableCell("")
+    if entry.seeds == 0:
+        return TableCell("unfinished")
+    if entry.diverged:
+        return TableCell(f"diverged ({entry.diverged} of {entry.seeds})")
+    error = rounded(entry.mean, unit)
+    if not error:
+        return TableCell("")
+    if entry.seeds == 1:
+        return TableCell(f"{error} (1 seed)", bold=error == lowest)
+    other = "" if entry.seeds == usual else f", {entry.seeds} seeds"
+    return TableCell(f"{error} ({rounded(entry.deviation, unit)}){other}", bold=error == lowest)
+
+
+def _papers(title: str, experiment: str) -> str:
+    return next((record.paper_errors.get(experiment, "") for record in METHODS.values() if record.title == title), "")
+
+
+def caption(numbers: Table1) -> str:
+    """Return how the entries were chosen, and what the runs remark.
+
+    >>> caption(Table1((), ("The images were changed.",)))
+    'Test error at the end of training, the best of a column in bold. The images were changed.'
+    """
+    several = [entry.settings for column in numbers.columns for entry in column.entries.values() if entry.settings > 1]
+    sentences = ["Test error at the end of training, the best of a column in bold."]
+    if numbers.usual_seeds > 1:
+        sentences.append(f"Mean (sample standard deviation) over {numbers.usual_seeds} seeds unless stated otherwise.")
+    if several:
+        low, high = min(several), max(several)
+        sentences.append(
+            "Of a method with several settings, the one with the least mean validation error is taken: of"
+            f" {low if low == high else f'{low} to {high}'} settings."
+        )
+    if any(column.paper for column in numbers.columns):
+        sentences.append("The paper's numbers are from its Table 1.")
+    return " ".join([*sentences, *numbers.remarks])
+
+
+def _remarks(runs: Sequence[Run]) -> tuple[str, ...]:
+    found: dict[str, None] = {}
+    for run in runs:
+        remarks = (run.result or {}).get("remarks")
+        found |= {remark: None for remark in (remarks if isinstance(remarks, list) else []) if isinstance(remark, str)}
+    return tuple(found)[:_REMARKS]
