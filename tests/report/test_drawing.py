@@ -44,7 +44,7 @@ def flat_sweep() -> Sweep:
     return Sweep("a", "a", records, {}, {}, "minimize")
 
 
-BARS = tuple(Bar(HOSTILE, 10.0**k, None if k == 0 else 10.0**k, k > 1) for k in range(-3, 4))
+BARS = tuple(Bar(HOSTILE, 10.0**k, None if k == 0 else 10.0**k) for k in range(-3, 4))
 FIGURES = {
     "no lines": lambda: learning_curves.draw(learning()),
     "gaps": lambda: learning_curves.draw(learning(SLOPE, NONE, POINT, log=frozenset(["loss"]))),
@@ -60,7 +60,7 @@ FIGURES = {
     "starts": lambda: figure_1.draw(Figure1("a", (start(SLOPE), start(POINT), Start(None, None, (), "")))),
     "no bars": lambda: step_times.draw(Bars("a", (), {})),
     "bars": lambda: step_times.draw(Bars(HOSTILE, (BarGroup(HOSTILE, BARS),) * 3, {})),
-    "no ratios": lambda: step_times.draw(Bars("a", (BarGroup("a", (Bar("a", 1e99, None, True),)),), {})),
+    "no ratios": lambda: step_times.draw(Bars("a", (BarGroup("a", (Bar("a", 1e99, None),)),), {})),
 }
 
 
@@ -128,7 +128,7 @@ def test_figure_1_shows_the_minimiser_and_the_bound() -> None:
 
 
 def test_bars_go_from_1_to_the_ratio() -> None:
-    group = BarGroup("a", (Bar("x", 2.0, 0.5, True), Bar("y", 3.0, None, False)))
+    group = BarGroup("a", (Bar("x", 2.0, 0.5), Bar("y", 3.0, None)))
     (axes,) = step_times.draw(Bars("a", (group,), {})).axes
     bar, _ = axes.lines
     assert np.asarray(bar.get_xdata()).tolist() == [1.0, 0.5]

@@ -83,7 +83,7 @@ def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) 
     assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td><a " in report.page.read_text()
     assert "only%20one" in page.links
     assert {path.name for path in report.files} == {
-        "table-1.md", "table-1.tex", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
+        "table-1.md", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
     }  # fmt: skip
     assert (report.beside / "learning-curves-1.png").read_bytes()[:4] == b"\x89PNG"
 

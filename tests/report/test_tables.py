@@ -10,8 +10,9 @@ from typing import Any
 import pytest
 
 from avagrad.lab.methods import METHODS
+from avagrad.report.comparable import known_of
 from avagrad.report.figures import sweeps, table_1
-from avagrad.report.figures.sweeps import Sweeps, sweep_rows
+from avagrad.report.figures.sweeps import Sweeps
 from avagrad.report.figures.table_1 import Table1, results
 from avagrad.report.reading import Collection, Run, Sweep
 from avagrad.report.table import Table, TableCell
@@ -33,7 +34,7 @@ def table_of_runs(runs: list[Run]) -> Table:
 
 
 def table_of_sweeps(given: list[Sweep]) -> Table:
-    return sweeps.draw(Sweeps(tuple(sweep_rows(given))))
+    return sweeps.draw((sweeps.numbers(Collection("a", sweeps=tuple(given))) or [Sweeps(())])[0])
 
 
 def texts(table: Table) -> list[list[str]]:
@@ -51,17 +52,6 @@ def test_hostile_text_stays_in_its_cell() -> None:
         assert len(re.findall(r"(?<!\\)\|", line)) == 3
     assert "<" not in table.markdown()
     assert r"a\|b c &amp; 5 % \_x\_ #1 \$y\$ {z} \\ \~ ^ &lt;script&gt; \`q\` \[l\](m)" in lines[4]
-
-
-def test_latex_is_escaped_letter_by_letter() -> None:
-    letters = "&%_#${}\\~^<>|["
-    expected = [r"\&", r"\%", r"\_", r"\#", r"\$", r"\{", r"\}", r"\textbackslash{}", r"\textasciitilde{}"]
-    expected += [r"\textasciicircum{}", r"\textless{}", r"\textgreater{}", r"\textbar{}", "{[}"]
-    for letter, escaped in zip(letters, expected, strict=True):
-        assert f"\n{escaped} \\\\\n" in Table(("x",), ((TableCell(letter),),)).latex()
-    bold = Table(("x", "y"), ((TableCell("1"), TableCell("2", bold=True)),)).latex()
-    assert "\n1 & \\textbf{2} \\\\\n" in bold
-    assert r"\begin{tabular}{lr}" in bold
 
 
 def test_csv_gives_every_text_back_but_no_formula() -> None:
@@ -183,7 +173,6 @@ def test_odd_runs_give_a_table(runs: list[Run]) -> None:
     table = table_of_runs(runs)
     assert len(table.rows) == (1 if runs else 0)
     assert max(map(len, table.markdown().split("\n"))) < 700
-    assert table.latex().count("\\\\\n") == len(table.rows) + 1
 
 
 # --- sweeps ---
@@ -206,14 +195,17 @@ def test_a_whole_grid_tells_of_its_ridge() -> None:
     # All cells of the diagonal are as good: the middle one is taken, and the ridge is the diagonal.
     assert row[:9] == ["AvaGrad", "digits", "7 x 7", "49", "49 s", "0", "1", "1", "1.00"]
     assert row[9:12] == ["1.00", "1.00", "0.1 to 10"]
-    (numbers,) = sweep_rows([Sweep("a", "a", grid(), config, {}, "minimize")])
-    assert numbers.parts is not None
-    assert row[12:] == [str(numbers.parts.trials), "1.00"]
+    parts = known_of(Sweep("a", "a", grid(), config, {}, "minimize")).parts
+    assert parts is not None
+    assert row[12:] == [str(parts.trials), "1.00"]
 
 
 def test_seeds_are_averaged_and_more_may_be_better() -> None:
-    (row,) = sweep_rows([Sweep("a", "a", grid(-1.0, seeds=2), {}, {}, "maximize")])
-    assert (row.value, row.found, row.trials, row.seconds) == (-1.5, -1.5, 49, 98.0)
+    sweep = Sweep("a", "a", grid(-1.0, seeds=2), {}, {}, "maximize")
+    known = known_of(sweep)
+    assert known.parts is not None
+    found = known.value(known.best), known.value(known.parts.pick), len(known.cells), sweep.seconds
+    assert found == (-1.5, -1.5, 49, 98.0)
 
 
 def test_what_is_no_whole_grid_has_blanks() -> None:
@@ -239,6 +231,6 @@ def test_what_is_no_whole_grid_has_blanks() -> None:
 @pytest.mark.parametrize("direction", ["minimize", "sideways"])
 def test_odd_sweeps_give_a_table(records: list[Record], best: Cell | None, direction: str) -> None:
     sweep = Sweep("a", HOSTILE, tuple(records), {"task": HOSTILE}, {}, direction)
-    assert sweep_rows([sweep])[0].best == best
+    assert known_of(sweep).best == best
     assert len(table_of_sweeps([sweep]).markdown().split("\n")) == 5
     assert table_of_sweeps([]).rows == ()

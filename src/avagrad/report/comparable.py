@@ -8,6 +8,7 @@ import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -16,7 +17,8 @@ from avagrad.lab.tasks import TASKS, task_class
 from avagrad.report.reading import Run, Sweep
 from avagrad.report.values import grouped, mean_of_all, number
 from avagrad.tune.records import Record
-from avagrad.tune.scores import Score, scores
+from avagrad.tune.scores import Score, best, scores
+from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import Cell, Space, axis
 
 __all__ = ["comparable", "comparable_sweeps", "distinct_names", "known_of", "names_of", "task_name"]
@@ -280,10 +282,11 @@ def space_of(records: Sequence[Record]) -> Space:
 
 @dataclass(frozen=True)
 class Known:
-    """The axes of a sweep, and the score of each cell in the order of their records."""
+    """The axes of a sweep, and the score of each cell in the order of their records. A trial is a cell."""
 
     space: Space | None  # None if there are no records
     cells: Mapping[Cell, Score]
+    sign: float  # -1 if more is better: a loss is always to be made small
 
     @property
     def is_whole(self) -> bool:
@@ -295,22 +298,41 @@ class Known:
             and all(cell in self.cells for cell in self.space.cells())
         )
 
+    @cached_property
+    def parts(self) -> Separability | None:
+        """How far lr and eps are separable; None if the grid is not whole."""
+        whole = self.space if self.is_whole else None
+        return None if whole is None else separability(whole, self.cells, start=whole.start())
+
+    @property
+    def best(self) -> Cell | None:
+        """The best cell; some may lack an lr or an eps that others have."""
+        if self.parts is not None:
+            return self.parts.best
+        there = [cell for cell, score in self.cells.items() if not score.failed]
+        same_axes = len({tuple(value is None for value in cell) for cell in there}) == 1
+        return best(there, self.cells) if same_axes else min(there, key=lambda x: self.cells[x].rank, default=None)
+
+    def value(self, cell: Cell | None) -> float | None:
+        """Return the mean over the seeds of a cell."""
+        return None if cell is None else self.sign * self.cells[cell].loss
+
 
 def known_of(sweep: Sweep) -> Known:
     """Return the cells of a sweep; of two records of one point the later one counts.
 
     >>> records = tuple(Record(lr, eps, value=lr) for lr in (1, 2) for eps in (1, 2))
     >>> known = known_of(Sweep("a", "a", records, {}, {}, "minimize"))
-    >>> known.is_whole, known.cells[Cell(2.0, 1.0)].loss
+    >>> known.is_whole, known.value(Cell(2.0, 1.0))
     (True, 2.0)
     """
     records: dict[object, Record] = {}
     for record in sweep.records:
         records.pop(record.point, None)
         records[record.point] = record
-    if not records:
-        return Known(None, {})
+    sign = -1.0 if direction_of(sweep) == "maximize" else 1.0
     known = scores(records.values(), direction=direction_of(sweep))
     # A cell is known when the last of its seeds is.
     order = dict.fromkeys(record.point.cell for record in reversed(records.values()))
-    return Known(space_of(tuple(records.values())), {cell: known[cell] for cell in reversed(order)})
+    space = space_of(tuple(records.values())) if records else None
+    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign)

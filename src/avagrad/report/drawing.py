@@ -140,7 +140,7 @@ def legend(figure: Figure, entries: Iterable[tuple[Any, str]], note: str = "") -
         [artist for artist, _ in found],
         [name for _, name in found],
         loc="outside lower center",
-        ncols=max(1, min(3, int(118 * wide // (longest + 12)))),
+        ncols=max(1, min(4, int(118 * wide // (longest + 12)))),
         fontsize=9,
         frameon=False,
         labelcolor=INK,

@@ -133,7 +133,7 @@ def _parts(collection: Collection, problems: list[Problem]) -> Iterator[_Part]:
 def _part(figure: FigureModule, numbers: Any, place: int) -> _Part:
     drawn, caption = figure.draw(numbers), figure.caption(numbers)
     if isinstance(drawn, Table):
-        texts = {"md": drawn.markdown(), "tex": drawn.latex(), "csv": drawn.csv()}
+        texts = {"md": drawn.markdown(), "csv": drawn.csv()}
         made = {f"{figure.NAME}.{kind}": text.encode("utf-8", "replace") for kind, text in texts.items()}
         return _Part(figure, numbers.title, caption, figure.NAME, drawn, made)
     name = f"{figure.NAME}-{place}"

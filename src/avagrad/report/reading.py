@@ -6,6 +6,7 @@ written.
 
 import json
 import os
+import re
 import shutil
 import stat
 import tempfile
@@ -174,7 +175,7 @@ class Collection:
     sweeps: tuple[Sweep, ...] = ()
     synthetics: tuple[Synthetic, ...] = ()
     step_times: tuple[StepTimes, ...] = ()
-    problems: tuple[Problem, ...] = field(default=())
+    problems: tuple[Problem, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -185,16 +186,23 @@ class Collection:
         """Return how much there is of each kind.
 
         >>> Collection("runs", problems=(Problem("a", "is empty"),)).summary()
-        '1 thing that could not be read'
+        '1 problem'
         """
+        kinds = {
+            "run": self.runs,
+            "sweep over lr and eps": self.sweeps,
+            "run of the synthetic problem": self.synthetics,
+            "table of step times": self.step_times,
+            "problem": self.problems,
+        }
         counts = [
-            (len(self.runs), "run", "runs"),
-            (len(self.sweeps), "sweep over lr and eps", "sweeps over lr and eps"),
-            (len(self.synthetics), "run of the synthetic problem", "runs of the synthetic problem"),
-            (len(self.step_times), "table of step times", "tables of step times"),
-            (len(self.problems), "thing that could not be read", "things that could not be read"),
+            f"{len(things)} {name if len(things) == 1 else _plural(name)}" for name, things in kinds.items() if things
         ]
-        return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n) or "nothing"
+        return ", ".join(counts) or "nothing"
+
+
+def _plural(name: str) -> str:
+    return re.sub(r"^\w+", r"\g<0>s", name)
 
 
 def method_title(config: Mapping[str, Any]) -> str:

@@ -54,12 +54,9 @@ class Budgets:
     @property
     def best_sweeps(self) -> set[int]:
         """The sweeps that end best; as many as one drawing can hold."""
-        ends = {line.sweep: line.band.last for line in self.lines if line.kind != "random"} or {
-            line.sweep: line.band.last for line in self.lines
-        }
         sign = -1.0 if self.maximize else 1.0
-        order = sorted(ends, key=lambda sweep: math.inf if (end := ends[sweep]) is None else sign * end[1])
-        return set(order[:_MOST])
+        ends = {line.sweep: sign * last[1] for line in self.lines if (last := line.band.last) is not None}
+        return set(sorted(ends, key=lambda sweep: ends[sweep])[:_MOST])
 
     @property
     def span(self) -> tuple[float, float] | None:
@@ -94,11 +91,10 @@ def numbers(collection: Collection) -> list[Budgets]:
 
 def _lines(title: str, place: int, sweep: Sweep) -> list[Line]:
     known = known_of(sweep)
-    sign = -1.0 if direction_of(sweep) == "maximize" else 1.0
 
     def line(kind: str, lucky: Sequence[float], usual: Sequence[float], unlucky: Sequence[float]) -> Line:
         # An infinite loss is a gap: nothing that works has been found yet.
-        low, middle, high = (tuple(number(sign * loss) for loss in curve) for curve in (lucky, usual, unlucky))
+        low, middle, high = (tuple(number(known.sign * loss) for loss in curve) for curve in (lucky, usual, unlucky))
         return Line(title, kind, place, Band(tuple(range(1, len(middle) + 1)), middle, low, high))
 
     if not known.is_whole or known.space is None:
@@ -149,22 +145,18 @@ def caption(chart: Budgets) -> str:
     >>> caption(Budgets("digits", "error, %", (search,), False))
     'Adam: 3 after 2 trials.'
     """
-    sentences = []
-    for line in chart.lines:
-        end = line.band.last
-        if end is None or line.kind == "random":
-            continue
-        trials, value = end
-        beside = [
-            y
-            for other in chart.lines
-            if other.kind == "random" and other.sweep == line.sweep
-            for x, y in zip(other.band.x, other.band.middle, strict=True)
-            if x == trials and y is not None
-        ]
-        random = f", where as many random cells have {beside[0]:.4g}" if beside else ""
-        sentences.append(f"{line.title}: {value:.4g} after {trials:.0f} trials{random}.")
-    return " ".join(sentences)
+    random = {
+        (line.sweep, trials): f", where as many random cells have {value:.4g}"
+        for line in chart.lines
+        if line.kind == "random"
+        for trials, value in zip(line.band.x, line.band.middle, strict=True)
+        if value is not None
+    }
+    return " ".join(
+        f"{line.title}: {end[1]:.4g} after {end[0]:.0f} trials{random.get((line.sweep, end[0]), '')}."
+        for line in chart.lines
+        if line.kind != "random" and (end := line.band.last) is not None
+    )
 
 
 def draw(chart: Budgets) -> Figure:

@@ -164,7 +164,7 @@ def draw(figure_1: Figure1) -> Figure:
         right.set_ylim(bottom=0)
     for axes in grid.flat:
         finish_axes(axes, x="step" if axes in grid[-1] else "")
-        axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.5g}")
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step:,.0f}")
     entries = [(style, title) for title, style in styles.items()]
     if any(not line.bound.is_empty for start in starts for line in start.lines):
         entries.append((_dotted(INK), "Theorem 2's bound, in the method's colour"))

@@ -10,7 +10,7 @@ from avagrad.lab.methods import METHODS
 from avagrad.report.comparable import Group, Setting, comparable, unit_of
 from avagrad.report.reading import Collection, Run
 from avagrad.report.table import Table, TableCell
-from avagrad.report.values import mean_of_all, rounded
+from avagrad.report.values import grouped, mean_of_all, rounded
 
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "results"]
 
@@ -57,10 +57,8 @@ def results(runs: Sequence[Run]) -> list[Column]:
 
 
 def _column(group: Group) -> Column:
-    by_method: dict[str, list[Setting]] = {}
-    for setting in group.settings:
-        by_method.setdefault(setting.method, []).append(setting)
-    entries = {method: _entry(settings) for method, settings in by_method.items()}
+    by_method = grouped(group.settings, lambda setting: setting.method)
+    entries = {str(method): _entry(settings) for method, settings in by_method.items()}
     return Column(group.title, unit_of(group.task), _paper_name(group), entries)
 
 
@@ -70,20 +68,10 @@ def _entry(settings: Sequence[Setting]) -> Entry:
     if not ended:
         return Entry(settings[0].title, None, None, 0, 0, len(settings))
     chosen = min(ended, key=lambda each: math.inf if each.validation is None else each.validation)
-    errors = [run.test for run in chosen.ended]
-    known = None if chosen.diverged else mean_of_all(errors)
-    return Entry(
-        setting=chosen.title,
-        mean=known,
-        deviation=None if known is None else _deviation([error for error in errors if error is not None]),
-        seeds=len(chosen.ended),
-        diverged=chosen.diverged,
-        settings=len(ended),
-    )
-
-
-def _deviation(values: Sequence[float]) -> float | None:
-    return statistics.stdev(values) if len(values) > 1 else None
+    errors = [run.test for run in chosen.ended if run.test is not None]
+    mean = None if chosen.diverged else mean_of_all([run.test for run in chosen.ended])
+    deviation = statistics.stdev(errors) if mean is not None and len(errors) > 1 else None
+    return Entry(chosen.title, mean, deviation, len(chosen.ended), chosen.diverged, len(ended))
 
 
 def _paper_name(group: Group) -> str | None:
@@ -129,19 +117,14 @@ def draw(numbers: Table1) -> Table:
     method,"cifar, test error, %","paper, CIFAR-10"
     SGD,3.00 (1 seed),3.86 (0.08)
     """
-    headings = ["method"]
     titles = _methods_in_order(numbers.columns)
-    lines = [[TableCell(title)] for title in titles]
+    columns = {"method": [TableCell(title) for title in titles]}
     for column in numbers.columns:
-        headings.append(column.heading)
-        lowest = _lowest(column)
-        for line, title in zip(lines, titles, strict=True):
-            line.append(_cell_of(column.entries.get(title), column.unit, numbers.usual_seeds, lowest))
+        lowest, usual = _lowest(column), numbers.usual_seeds
+        columns[column.heading] = [_cell(column.entries.get(title), column.unit, usual, lowest) for title in titles]
         if column.paper is not None:
-            headings.append(f"paper, {column.paper}")
-            for line, title in zip(lines, titles, strict=True):
-                line.append(TableCell(_papers(title, column.paper)))
-    return Table(tuple(headings), tuple(map(tuple, lines)), caption(numbers))
+            columns[f"paper, {column.paper}"] = [TableCell(_papers(title, column.paper)) for title in titles]
+    return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)), caption(numbers))
 
 
 def _methods_in_order(columns: Sequence[Column]) -> list[str]:
@@ -160,20 +143,15 @@ def _lowest(column: Column) -> str:
     return rounded(min(means, default=None), column.unit)
 
 
-def _cell_of(entry: Entry | None, unit: str, usual: int, lowest: str) -> TableCell:
+def _cell(entry: Entry | None, unit: str, usual: int, lowest: str) -> TableCell:
     if entry is None:
         return TableCell("")
-    if entry.seeds == 0:
-        return TableCell("unfinished")
-    if entry.diverged:
-        return TableCell(f"diverged ({entry.diverged} of {entry.seeds})")
+    if entry.seeds == 0 or entry.diverged:
+        return TableCell(f"diverged ({entry.diverged} of {entry.seeds})" if entry.diverged else "unfinished")
     error = rounded(entry.mean, unit)
-    if not error:
-        return TableCell("")
-    if entry.seeds == 1:
-        return TableCell(f"{error} (1 seed)", bold=error == lowest)
     other = "" if entry.seeds == usual else f", {entry.seeds} seeds"
-    return TableCell(f"{error} ({rounded(entry.deviation, unit)}){other}", bold=error == lowest)
+    spread = "(1 seed)" if entry.seeds == 1 else f"({rounded(entry.deviation, unit)}){other}"
+    return TableCell(f"{error} {spread}" if error else "", bold=error == lowest)
 
 
 def _papers(title: str, experiment: str) -> str:
