@@ -12,7 +12,7 @@ from avagrad.report.figures import budgets, figure_1, learning_curves, step_time
 from avagrad.report.figures.budgets import Budgets
 from avagrad.report.figures.figure_1 import Figure1, Start
 from avagrad.report.figures.learning_curves import Learning
-from avagrad.report.figures.step_times import Bar, BarGroup, Bars
+from avagrad.report.figures.step_times import Bar, Bars
 from avagrad.report.reading import Collection, Run, Sweep
 from avagrad.report.values import Band
 from avagrad.tune.records import Record
@@ -58,9 +58,9 @@ FIGURES = {
     "a flat grid": lambda: budgets.draw(budgets.numbers(Collection("a", sweeps=(flat_sweep(),)))[0]),
     "no starts": lambda: figure_1.draw(Figure1("a", ())),
     "starts": lambda: figure_1.draw(Figure1("a", (start(SLOPE), start(POINT), Start(None, None, (), "")))),
-    "no bars": lambda: step_times.draw(Bars("a", (), {})),
-    "bars": lambda: step_times.draw(Bars(HOSTILE, (BarGroup(HOSTILE, BARS),) * 3, {})),
-    "no ratios": lambda: step_times.draw(Bars("a", (BarGroup("a", (Bar("a", 1e99, None),)),), {})),
+    "no bars": lambda: step_times.draw(Bars("a", {}, {})),
+    "bars": lambda: step_times.draw(Bars(HOSTILE, {f"{HOSTILE}{i}": BARS for i in range(3)}, {})),
+    "no ratios": lambda: step_times.draw(Bars("a", {"a": (Bar("a", 1e99, None),)}, {})),
 }
 
 
@@ -128,8 +128,7 @@ def test_figure_1_shows_the_minimiser_and_the_bound() -> None:
 
 
 def test_bars_go_from_1_to_the_ratio() -> None:
-    group = BarGroup("a", (Bar("x", 2.0, 0.5), Bar("y", 3.0, None)))
-    (axes,) = step_times.draw(Bars("a", (group,), {})).axes
+    (axes,) = step_times.draw(Bars("a", {"a": (Bar("x", 2.0, 0.5), Bar("y", 3.0, None))}, {})).axes
     bar, _ = axes.lines
     assert np.asarray(bar.get_xdata()).tolist() == [1.0, 0.5]
     assert [text.get_text() for text in axes.texts] == ["2 ms, 0.50 x", "3 ms"]

@@ -306,7 +306,7 @@ def test_names_say_what_differs_and_never_a_folder(tmp_path: Path) -> None:
         records = [Record(lr, eps, seed, value=lr + eps) for lr, eps, seed in points]
         write_records(tmp_path / folder / "records.jsonl", records)
     _, page = made(tmp_path)
-    before = page.text.partition("Records over lr and eps")[0]
+    before = page.text.partition("lr x epstrials")[0]
     for name in ("AvaStep, 1 seed", "AvaStep, norm=1", "AvaStep, 2 seeds (1)", "AvaStep, 2 seeds (2)"):
         assert f"{name}: " in before, name
     figures = before.partition("How the best lr moves with eps")[2]

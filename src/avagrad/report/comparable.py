@@ -162,7 +162,6 @@ class Setting:
 
     title: str
     method: str  # its title
-    optimizer: str
     runs: tuple[Run, ...]
 
     @property
@@ -219,7 +218,7 @@ def _settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     plain = [", ".join(filter(None, (title, str(_cell(same[0]))))) for title, same in zip(methods, found, strict=True)]
     titles = distinct_names(plain, [_method_details(same[0].config) for same in found])
     return tuple(
-        Setting(title, method, same[0].optimizer, _one_for_each_seed(same))
+        Setting(title, method, _one_for_each_seed(same))
         for title, method, same in zip(titles, methods, found, strict=True)
     )
 

@@ -25,6 +25,7 @@ PAPER, INK, FAINT = "#fefefe", "#1a1a1a", "#999999"
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#E69F00", "#CC79A7", "#56B4E9")
 STYLES: tuple[Any, ...] = ("-", (0, (5, 1.5)), (0, (1.5, 1.5)), (0, (6, 1.5, 1.5, 1.5)), (0, (8, 2, 1, 2, 1, 2)))
 _LONGEST = 60  # characters of a label
+_FEW = 30  # points of a line that are marked one by one
 _PARTS = {20.0: (1.0, 1.5, 2.0, 3.0, 5.0, 7.0), 1e3: (1.0, 2.0, 5.0), math.inf: (1.0,)}
 
 
@@ -93,9 +94,9 @@ def draw_band(axes: Any, band: Band, style: Mapping[str, Any], *, steps: bool = 
     if band.is_empty:
         return
     middle, low, high = ([math.nan if y is None else y for y in part] for part in (band.middle, band.low, band.high))
-    if band.has_width:
+    if band.low != band.high:
         axes.fill_between(band.x, low, high, color=style["color"], alpha=0.14, lw=0, step="post" if steps else None)
-    marker = "o" if band.is_sparse and not steps else None
+    marker = "o" if sum(y is not None for y in band.middle) <= _FEW and not steps else None
     axes.plot(band.x, middle, **style, marker=marker, ms=3, drawstyle="steps-post" if steps else "default")
 
 

@@ -9,7 +9,6 @@ from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
 from avagrad.report.values import number
 from avagrad.tune.search import plan
-from avagrad.tune.separability import Separability, two_digits
 from avagrad.tune.space import Cell, Space
 
 __all__ = ["findings", "six_lines"]
@@ -24,8 +23,7 @@ def findings(collection: Collection) -> list[str]:
     >>> records = tuple(Record(lr, eps, value=lr / eps) for lr in (1, 10) for eps in (0.1, 1))
     >>> for line in findings(Collection("a", sweeps=(Sweep("a", "Mine", records, {}, {}, "minimize"),))):
     ...     print(line)
-    Mine, 2 x 2: the best lr is 1 at every eps (slope 0.00, at large eps unknown); it stays within one step of the best
-    cell's for eps from 0.1 to 1. Best: lr 1, eps 1: 1.
+    Mine, 2 x 2: The best lr does not move over eps from 0.1 to 1 (slope 0.00; unknown at large eps). It is ...
     """
     rows = _rows(collection)
     return [
@@ -75,29 +73,11 @@ def _synthetic(synthetic: Synthetic) -> str:
 
 
 def _maps(rows: Rows) -> Iterator[tuple[str, str]]:
-    """Yield the titles of the whole grids, and a sentence for each."""
+    """Yield the titles of the whole grids, and a few sentences for each."""
     for sweep, known in rows:
         if known.parts is not None and known.space is not None:
-            shape = " x ".join(map(str, known.space.shape))
-            yield sweep.title, f"{_of(sweep)}, {shape}: {_ridge(known.parts, _at(sweep, known, known.best))}"
-
-
-def _ridge(parts: Separability, best: str) -> str:
-    there = [(eps, lr) for eps, lr in parts.ridge if lr is not None]
-    if parts.stays is None or not there:
-        return "all diverged."
-    lrs = [lr for _, lr in there]
-    (first_eps, first), (last_eps, last) = there[0], there[-1]
-    where = f"goes from {first:.4g} at eps {first_eps:.4g} to {last:.4g} at eps {last_eps:.4g}"
-    if min(lrs) == max(lrs):
-        where = f"is {first:.4g} at every eps"
-    elif {min(lrs), max(lrs)} != {first, last}:
-        where += f", between {min(lrs):.4g} and {max(lrs):.4g}"
-    slopes = f"slope {two_digits(parts.slope)}, at large eps {two_digits(parts.slope_at_large_eps)}"
-    return (
-        f"the best lr {where} ({slopes}); it stays within one step of the best cell's for eps from "
-        f"{parts.stays[0]:.4g} to {parts.stays[1]:.4g}. Best: {best}."
-    )
+            best = f" Best: {_at(sweep, known, known.best)}." if known.best else ""
+            yield sweep.title, f"{_of(sweep)}, {' x '.join(map(str, known.space.shape))}: {known.parts.summary()}{best}"
 
 
 def _searches(rows: Rows) -> Iterator[str]:

@@ -26,11 +26,11 @@ from urllib.parse import quote
 
 from avagrad import __version__
 from avagrad.files import write_atomic
-from avagrad.report.comparable import names_of, task_name
+from avagrad.report.comparable import task_name
 from avagrad.report.drawing import FAINT, INK, PAPER, rendered
 from avagrad.report.figures import FIGURES, FigureModule
 from avagrad.report.findings import findings
-from avagrad.report.reading import OUTPUT, Collection, Problem, collect
+from avagrad.report.reading import OUTPUT, Collection, Problem, Run, Sweep, collect
 from avagrad.report.table import Table
 from avagrad.report.values import rounded
 
@@ -113,6 +113,7 @@ class _Part:
     table: Table | None
     files: Mapping[str, bytes]
     hover: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    origins: Sequence[Run | Sweep] = ()
 
 
 def _parts(collection: Collection, problems: list[Problem]) -> Iterator[_Part]:
@@ -135,7 +136,7 @@ def _part(figure: FigureModule, numbers: Any, place: int) -> _Part:
     if isinstance(drawn, Table):
         texts = {"md": drawn.markdown(), "csv": drawn.csv()}
         made = {f"{figure.NAME}.{kind}": text.encode("utf-8", "replace") for kind, text in texts.items()}
-        return _Part(figure, numbers.title, caption, figure.NAME, drawn, made)
+        return _Part(figure, numbers.title, caption, figure.NAME, drawn, made, origins=getattr(numbers, "origins", ()))
     name = f"{figure.NAME}-{place}"
     made = {f"{name}.{kind}": rendered(drawn, kind) for kind in ("png", "svg")}
     return _Part(figure, numbers.title, caption, name, None, made, getattr(numbers, "hover", {}))
@@ -185,7 +186,6 @@ class _Page:
                 for title, group in itertools.groupby(same, lambda part: part.title):
                     yield self.group(title, list(group))
         yield from self.runs()
-        yield from self.sweeps()
         if held.problems:
             yield "<h2>What could not be read</h2>"
             yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in held.problems[:_LISTED])}</ul>"
@@ -236,42 +236,34 @@ class _Page:
 
     def table(self, part: _Part, table: Table) -> str:
         rows = [[f"<b>{_text(cell.text)}</b>" if cell.bold else _text(cell.text) for cell in row] for row in table.rows]
-        return f"{_table(table.columns, rows)}<p>{_text(part.caption)} {self.links(part)}</p>"
+        columns = (*table.columns, *(("files", "settings") if part.origins else ()))
+        for row, thing in zip(rows, part.origins, strict=False):
+            row += self.origin(thing)
+        shown = _table(columns, rows[:_LISTED], filters=bool(part.origins))
+        return f"{shown}{_more(rows)}<p>{_text(part.caption)} {self.links(part)}</p>"
 
     def runs(self) -> Iterator[str]:
-        columns = ("task", "method", "lr", "eps", "seed", "status", "validation", "test", "folder", "settings")
+        columns = ("task", "method", "lr", "eps", "seed", "status", "validation", "test", "files", "settings")
         rows = []
         for run in self.collection.runs[:_LISTED]:
-            tuned = [run.config.get(name) for name in ("lr", "eps", "seed")]
-            values = ["" if value is None else value for value in tuned]
-            errors = [rounded(run.validation), rounded(run.test)]
-            content = {"config": run.config, "about": run.about, "result": run.result}
-            cells = [task_name(run.config), run.title, *values, run.status, *errors]
-            rows.append([*map(_text, cells), *self.origin(run.place, content)])
+            tuned = ["" if run.config.get(name) is None else run.config[name] for name in ("lr", "eps", "seed")]
+            cells = [task_name(run.config), run.title, *tuned, run.status, rounded(run.validation), rounded(run.test)]
+            rows.append([*map(_text, cells), *self.origin(run)])
         if rows:
             yield f"<h2>Runs ({len(self.collection.runs)})</h2>{_table(columns, rows, filters=True)}"
             yield _more(self.collection.runs)
 
-    def sweeps(self) -> Iterator[str]:
-        columns = ("task", "method", "records", "file", "settings")
-        sweeps = self.collection.sweeps[:_LISTED]
-        rows = []
-        for name, sweep in zip(names_of(sweeps), sweeps, strict=True):
-            config = {key: value for key, value in sweep.config.items() if key != "points"}
-            content = {"config": config, "search": sweep.search, "about": sweep.about}
-            origin = self.origin(sweep.place, content)
-            rows.append([_text(task_name(config)), _text(name), str(len(sweep.records)), *origin])
-        if rows:
-            yield f"<h2>Records over lr and eps ({len(self.collection.sweeps)})</h2>"
-            yield _table(columns, rows, filters=True) + _more(self.collection.sweeps)
-
-    def origin(self, place: str, content: Mapping[str, Any]) -> tuple[str, str]:
+    def origin(self, thing: Run | Sweep) -> tuple[str, str]:
         """Return a link to the files, and the settings, folded; once there are many settings, the link alone."""
-        held = {key: value for key, value in content.items() if value}
+        held = {
+            name: value for name in ("config", "search", "result", "about") if (value := getattr(thing, name, None))
+        }
+        if "points" in held.get("config", {}):
+            held["config"] = {key: value for key, value in held["config"].items() if key != "points"}
         shown = _text(json.dumps(held, indent=1, default=str)[:20_000])
         self.settings += len(shown)
         settings = f"<details><summary>show</summary><pre>{shown}</pre></details>" if self.settings < _SETTINGS else ""
-        return self.link(self.to_files / place, place), settings
+        return self.link(self.to_files / thing.place, thing.place), settings
 
     def link(self, to: Path, text: str) -> str:
         return f'<a href="{html.escape(quote(to.as_posix().encode("utf-8", "surrogateescape")))}">{_text(text)}</a>'

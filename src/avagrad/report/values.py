@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from typing import TypeVar
 
 __all__ = ["Band", "duration", "number"]
@@ -10,7 +11,6 @@ __all__ = ["Band", "duration", "number"]
 T = TypeVar("T")
 
 LARGEST = 1e100  # nobody can read what is beyond, and the arithmetic of an axis would overflow
-_FEW = 30  # points of a line that are marked one by one
 _DIGITS = {"%": 2, "bits": 3}
 
 
@@ -53,21 +53,15 @@ def rounded(value: float | None, unit: str = "") -> str:
 
 
 def duration(seconds: float | None) -> str:
-    """Return a time in words; empty if it is not known.
+    """Return a time as hours, minutes and seconds; empty if it is not known.
 
-    >>> duration(288.2), duration(0.25), duration(7321), duration(None)
-    ('4 min 48 s', '0.25 s', '2 h 2 min', '')
+    >>> duration(288.2), duration(0.25), duration(None)
+    ('0:04:48', '0.25 s', '')
     """
     known = number(seconds)
-    if known is None or known < 0:
+    if known is None or not 0 <= known < 1e9:
         return ""
-    whole = round(known)
-    if known < 10:
-        return f"{known:.2g} s"
-    if whole < 60:
-        return f"{whole} s"
-    minutes = whole // 60
-    return f"{minutes} min {whole % 60} s" if minutes < 60 else f"{minutes // 60:,} h {minutes % 60} min"
+    return str(timedelta(seconds=round(known))) if known >= 10 else f"{known:.2g} s"
 
 
 @dataclass(frozen=True)
@@ -94,16 +88,6 @@ class Band:
     def is_empty(self) -> bool:
         """Whether there is no point at all."""
         return self.last is None
-
-    @property
-    def is_sparse(self) -> bool:
-        """Whether the points are so few that each should be marked."""
-        return sum(y is not None for y in self.middle) <= _FEW
-
-    @property
-    def has_width(self) -> bool:
-        """Whether the band is anywhere wider than the line."""
-        return any(low != high for low, high in zip(self.low, self.high, strict=True))
 
     @property
     def values(self) -> list[float]:

@@ -21,7 +21,8 @@ class FigureModule(Protocol):
     def numbers(self, collection: Collection, /) -> Sequence[Any]:
         """Return what is to be drawn, a thing for each drawing; each has a ``title``.
 
-        A thing may have ``hover``: texts for the shapes of the groups that have these ids in the drawing.
+        A thing may have ``hover``, texts for the shapes of the groups that have these ids in the drawing; that of a
+        table may have ``origins``, the run or the sweep of each row.
         """
 
     def caption(self, drawn: Any, /) -> str:

@@ -170,7 +170,7 @@ def draw(chart: Budgets) -> Figure:
     axes = figure.subplots()
     for line in lines:
         style = _style(line)
-        draw_band(axes, _changes(line.band), style, steps=True)
+        draw_band(axes, line.band, style, steps=True)
         if line.band.last is not None and line.kind != "random":
             axes.plot(*line.band.last, marker="o", ms=6, color=style["color"], ls="none")
     if chart.span is not None:
@@ -182,14 +182,6 @@ def draw(chart: Budgets) -> Figure:
     note = f"{left_out} more sweeps are not drawn: their best values are worse." if left_out else ""
     legend(figure, [(_style(line), line.label) for line in lines], note)
     return figure
-
-
-def _changes(band: Band) -> Band:
-    """Return the ends of a line, and the points at which it or its band changes."""
-    points = list(zip(band.middle, band.low, band.high, strict=True))
-    kept = [i for i, point in enumerate(points) if i in (0, len(points) - 1) or point != points[i - 1]]
-    columns = ([column[i] for i in kept] for column in (band.x, band.middle, band.low, band.high))
-    return Band(*map(tuple, columns))  # type: ignore[arg-type]
 
 
 def _style(line: Line) -> dict[str, Any]:

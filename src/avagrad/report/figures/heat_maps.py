@@ -14,13 +14,13 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from avagrad.report.comparable import comparable_sweeps, direction_of, names_of, space_of
+from avagrad.report.comparable import Known, comparable_sweeps, direction_of, names_of, space_of
 from avagrad.report.drawing import FAINT, INK, PAPER, Figure, empty_figure, label, legend, new_figure
 from avagrad.report.reading import Collection
 from avagrad.tune.records import Record
 from avagrad.tune.scores import Score, scores
-from avagrad.tune.search import plan, replay
-from avagrad.tune.separability import Separability, separability, two_digits
+from avagrad.tune.search import plan
+from avagrad.tune.separability import Separability, two_digits
 from avagrad.tune.space import Cell, Space, axis
 
 __all__ = [
@@ -172,35 +172,29 @@ def heat_map(
     records = [record for record in records if record.lr is not None and record.eps is not None]
     if not records:
         raise ValueError(f"{name}: a heat map needs records with an lr and an eps.")
-    known = scores(records, direction=direction)
+    cells = scores(records, direction=direction)
     sign = 1.0 if direction == "minimize" else -1.0
-    space = space_of(records)
-    if _needs_bins(space, len(known)):
-        return _binned(name, space, known, sign)
+    space, way = space_of(records), "path of the search"
     path: tuple[Cell, ...] = ()
-    way = ""
+    if _needs_bins(space, len(cells)):
+        return _binned(name, space, cells, sign)
     if search and search.get("method") != "grid":
         space, path = _searched(space, records, search, direction)
-        way = "path of the search"
-    whole = len(known) == len(space) and min(space.shape) > 1
-    found = separability(space, known, start=space.start()) if whole else None
+    known = Known(space, cells, sign)
     lrs, epses = _axes(space)
-    best = min(known, key=lambda cell: known[cell].rank)
-    if found is not None:
-        best = found.best or best
-        ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in found.ridge)
-        if not path:
-            path = replay("separable", space, known, start=space.start()).path
-            way = "path of two lines and a ring"
+    if known.parts is None:
+        ridge = tuple(_lowest([cells.get(Cell(lr, eps)) for lr in lrs]) for eps in epses)
+        best = min(cells, key=lambda cell: cells[cell].rank)
     else:
-        ridge = tuple(_lowest([known.get(Cell(lr, eps)) for lr in lrs]) for eps in epses)
-        if not path:
-            replayed = plan("separable", space, known, start=space.start())
-            path = replayed.path if replayed.done else ()  # if so, this is what was run
-            way = "path of the search"
-    values = tuple(tuple(_value(known.get(Cell(lr, eps)), sign) for eps in epses) for lr in lrs)
-    place = None if known[best].failed else space.indices(best)
-    return HeatMap(name, lrs, epses, values, ridge, place, tuple(map(space.indices, path)), found, way)
+        ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in known.parts.ridge)
+        best = known.parts.best or next(iter(cells))
+    if not path:
+        replayed = plan("separable", space, cells, start=space.start())
+        path = replayed.path if replayed.done else ()  # if so, these cells hold such a search
+        way = way if known.parts is None else "path of two lines and a ring"
+    values = tuple(tuple(_value(cells.get(Cell(lr, eps)), sign) for eps in epses) for lr in lrs)
+    place = None if cells[best].failed else space.indices(best)
+    return HeatMap(name, lrs, epses, values, ridge, place, tuple(map(space.indices, path)), known.parts, way)
 
 
 def _searched(

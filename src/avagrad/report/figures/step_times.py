@@ -37,25 +37,17 @@ class Bar:
 
 
 @dataclass(frozen=True)
-class BarGroup:
-    """The optimizers on one set of parameters."""
-
-    title: str
-    bars: tuple[Bar, ...]
-
-
-@dataclass(frozen=True)
 class Bars:
     """One file of step times; the title is the device."""
 
     title: str
-    groups: tuple[BarGroup, ...]
+    groups: Mapping[str, tuple[Bar, ...]]  # by what was stepped
     about: Mapping[str, Any]
 
     @property
     def span(self) -> tuple[float, float]:
         """The least and the largest ratio, 1 included."""
-        ratios = [bar.ratio for group in self.groups for bar in group.bars if bar.ratio is not None]
+        ratios = [bar.ratio for bars in self.groups.values() for bar in bars if bar.ratio is not None]
         return min([1.0, *ratios]), max([1.0, *ratios])
 
 
@@ -66,15 +58,14 @@ def numbers(collection: Collection) -> list[Bars]:
     >>> rows = ({"parameters": "a", "optimizer": "torch AdamW fused", "milliseconds": 2.0},
     ...         {"parameters": "a", "optimizer": "AvaGrad fused", "milliseconds": 1.0})
     >>> (found,) = numbers(Collection("a", step_times=(StepTimes("a", {"device": "CPU"}, rows),)))
-    >>> found.title, [(bar.title, bar.ratio) for bar in found.groups[0].bars]
+    >>> found.title, [(bar.title, bar.ratio) for bar in found.groups["a"]]
     ('CPU', [('torch AdamW fused', 1.0), ('AvaGrad fused', 0.5)])
     """
     found = []
     for times in collection.step_times:
         by_parameters = grouped(times.rows, lambda row: str(row.get("parameters") or "unknown parameters"))
-        groups = [BarGroup(str(title), _bars(rows)) for title, rows in by_parameters.items()]
-        device = str(times.about.get("device") or "unknown device")
-        found.append(Bars(device, tuple(group for group in groups if group.bars), times.about))
+        groups = {str(title): bars for title, rows in by_parameters.items() if (bars := _bars(rows))}
+        found.append(Bars(str(times.about.get("device") or "unknown device"), groups, times.about))
     return found
 
 
@@ -96,14 +87,13 @@ def _above_0(value: object) -> float | None:
 def caption(bars: Bars) -> str:
     """Return how ours compare with torch's fused AdamW, and on what they were measured.
 
-    >>> group = BarGroup("resnet50", (Bar("AvaGrad fused", 0.25, 0.5),))
-    >>> caption(Bars("CPU", (group,), {"device": "CPU"}))
+    >>> caption(Bars("CPU", {"resnet50": (Bar("AvaGrad fused", 0.25, 0.5),)}, {"device": "CPU"}))
     "Times torch's fused AdamW: resnet50: AvaGrad fused 0.50. Measured with device CPU."
     """
     ratios = [
-        f"{group.title}: {', '.join(f'{bar.title} {bar.ratio:.2f}' for bar in ours)}"
-        for group in bars.groups
-        if (ours := [bar for bar in group.bars if bar.is_ours and bar.ratio is not None])
+        f"{title}: {', '.join(f'{bar.title} {bar.ratio:.2f}' for bar in ours)}"
+        for title, group in bars.groups.items()
+        if (ours := [bar for bar in group if bar.is_ours and bar.ratio is not None])
     ]
     about = ", ".join(f"{key} {value}" for key, value in bars.about.items())
     beside = f"Times torch's fused AdamW: {'; '.join(ratios)}." if ratios else ""
@@ -115,18 +105,18 @@ def draw(bars: Bars) -> Figure:
 
     A bar is as long as the logarithm of the ratio.
 
-    >>> len(draw(Bars("CPU", (BarGroup("resnet50", ()), BarGroup("gpt2", ())), {})).axes)
+    >>> len(draw(Bars("CPU", {"resnet50": (), "gpt2": ()}, {})).axes)
     2
     """
     if not bars.groups:
         return empty_figure("no step times")
     columns = 2 if len(bars.groups) > 1 else 1
     rows = -(-len(bars.groups) // columns)
-    most = max(len(group.bars) for group in bars.groups)
+    most = max(map(len, bars.groups.values()))
     figure = new_figure(6.4 * columns, 1.0 + rows * (0.7 + 0.25 * max(most, 3)))
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
-    for axes, group in zip(grid.flat, bars.groups, strict=False):
-        _draw_group(axes, group, bars.span)
+    for axes, (title, group) in zip(grid.flat, bars.groups.items(), strict=False):
+        _draw_group(axes, title, group, bars.span)
     for axes in grid.flat[len(bars.groups) :]:
         axes.remove()
     for axes in figure.axes[-columns:]:
@@ -135,9 +125,9 @@ def draw(bars: Bars) -> Figure:
     return figure
 
 
-def _draw_group(axes: Any, group: BarGroup, span: tuple[float, float]) -> None:
-    axes.set_title(label(group.title), color=INK, fontsize=10, loc="left")
-    for place, bar in enumerate(group.bars):
+def _draw_group(axes: Any, title: str, group: Sequence[Bar], span: tuple[float, float]) -> None:
+    axes.set_title(label(title), color=INK, fontsize=10, loc="left")
+    for place, bar in enumerate(group):
         if bar.ratio is not None:
             colour = COLOURS[0] if bar.is_ours else FAINT
             axes.plot((1.0, bar.ratio), (place, place), color=colour, lw=8, solid_capstyle="butt")
@@ -148,6 +138,6 @@ def _draw_group(axes: Any, group: BarGroup, span: tuple[float, float]) -> None:
     low, high = span
     axes.set_xlim(low / 1.5, high * 30)  # with room for the labels
     finish_axes(axes, log_x=True)
-    axes.set_ylim(len(group.bars) - 0.4, -0.6)
-    axes.set_yticks(range(len(group.bars)), [label(bar.title, 40) for bar in group.bars])
+    axes.set_ylim(len(group) - 0.4, -0.6)
+    axes.set_yticks(range(len(group)), [label(bar.title, 40) for bar in group])
     axes.grid(visible=False, axis="y")

@@ -26,6 +26,11 @@ class Sweeps:
     rows: tuple[tuple[str, Sweep, Known], ...]
     title: str = ""
 
+    @property
+    def origins(self) -> list[Sweep]:
+        """Where each row is from."""
+        return [sweep for _, sweep, _ in self.rows]
+
 
 def numbers(collection: Collection) -> list[Sweeps]:
     """Return what is known of all sweeps; nothing if there are none.

@@ -2,7 +2,6 @@
 
 import math
 import statistics
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -91,12 +90,6 @@ class Table1:
     remarks: tuple[str, ...]
     title: str = ""
 
-    @property
-    def usual_seeds(self) -> int:
-        """How many seeds most entries with several have."""
-        counts = Counter(entry.seeds for column in self.columns for entry in column.entries.values() if entry.seeds > 1)
-        return counts.most_common(1)[0][0] if counts else 1
-
 
 def numbers(collection: Collection) -> list[Table1]:
     """Return the table of all runs; nothing if there are none.
@@ -120,8 +113,8 @@ def draw(numbers: Table1) -> Table:
     titles = _methods_in_order(numbers.columns)
     columns = {"method": [TableCell(title) for title in titles]}
     for column in numbers.columns:
-        lowest, usual = _lowest(column), numbers.usual_seeds
-        columns[column.heading] = [_cell(column.entries.get(title), column.unit, usual, lowest) for title in titles]
+        lowest = _lowest(column)
+        columns[column.heading] = [_cell(column.entries.get(title), column.unit, lowest) for title in titles]
         if column.paper is not None:
             columns[f"paper, {column.paper}"] = [TableCell(_papers(title, column.paper)) for title in titles]
     return Table(tuple(columns), tuple(zip(*columns.values(), strict=True)), caption(numbers))
@@ -143,14 +136,13 @@ def _lowest(column: Column) -> str:
     return rounded(min(means, default=None), column.unit)
 
 
-def _cell(entry: Entry | None, unit: str, usual: int, lowest: str) -> TableCell:
+def _cell(entry: Entry | None, unit: str, lowest: str) -> TableCell:
     if entry is None:
         return TableCell("")
     if entry.seeds == 0 or entry.diverged:
         return TableCell(f"diverged ({entry.diverged} of {entry.seeds})" if entry.diverged else "unfinished")
     error = rounded(entry.mean, unit)
-    other = "" if entry.seeds == usual else f", {entry.seeds} seeds"
-    spread = "(1 seed)" if entry.seeds == 1 else f"({rounded(entry.deviation, unit)}){other}"
+    spread = "(1 seed)" if entry.seeds == 1 else f"({rounded(entry.deviation, unit)}, {entry.seeds} seeds)"
     return TableCell(f"{error} {spread}" if error else "", bold=error == lowest)
 
 
@@ -164,10 +156,11 @@ def caption(numbers: Table1) -> str:
     >>> caption(Table1((), ("The images were changed.",)))
     'Test error at the end of training, the best of a column in bold. The images were changed.'
     """
-    several = [entry.settings for column in numbers.columns for entry in column.entries.values() if entry.settings > 1]
+    entries = [entry for column in numbers.columns for entry in column.entries.values()]
+    several = [entry.settings for entry in entries if entry.settings > 1]
     sentences = ["Test error at the end of training, the best of a column in bold."]
-    if numbers.usual_seeds > 1:
-        sentences.append(f"Mean (sample standard deviation) over {numbers.usual_seeds} seeds unless stated otherwise.")
+    if any(entry.seeds > 1 for entry in entries):
+        sentences.append("In brackets the sample standard deviation over seeds.")
     if several:
         low, high = min(several), max(several)
         sentences.append(
