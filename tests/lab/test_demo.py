@@ -232,9 +232,9 @@ def test_what_diverged_or_is_missing_is_said() -> None:
     held = Collection("x", (a_run("sgd", 0, None),), (all_gone, lost), (odd,))
     assert findings(held) == [
         "The synthetic problem, w: nothing was recorded.",
+        "digits, test error, %: no method has a result; without a result, or diverged: SGD.",
         "AvaGrad on digits, 5 x 5: All 25 cells of the grid diverged or failed, so nothing can be said of lr and eps.",
         "The search for AvaGrad on digits: 3 trials of which all diverged.",
-        "digits, test error, %: no method has a result; without a result, or diverged: SGD.",
     ]
     lines = six_lines(held)
     assert len(lines) == len(six_lines(Collection("x"))) == 6

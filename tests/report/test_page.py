@@ -111,7 +111,7 @@ def test_what_cannot_be_read_is_listed_and_does_not_stop_the_page(tmp_path: Path
     run_folder(tmp_path / "torn", [row(1)]).joinpath("config.json").write_text('{"config": {')
     (tmp_path / "bad.jsonl").write_text('{"lr": 1, "value": 2}\nnot a record\n')
     _, page = made(tmp_path)
-    after = page.text.partition("What could not be read")[2]
+    after = page.text.partition("What could not be read or drawn")[2]
     assert "torn/config.json" in after
     assert "bad.jsonl: line 2" in after
     assert "good" in page.text

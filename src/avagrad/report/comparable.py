@@ -29,9 +29,6 @@ _TUNED = ("lr", "eps", "weight_decay", "optimizer_options")
 _NAMED = 3  # methods in the name of a group whose task is not known
 
 
-# --- names ---------------------------------------------------------------------------------------
-
-
 def unit_of(task: str) -> str:
     """Return the unit of a task's error; empty if the task is not one of ours."""
     return task_class(task).unit if task in TASKS else ""
@@ -153,9 +150,6 @@ def _key(config: Mapping[str, Any], about: Mapping[str, Any]) -> str:
     return _text(details)
 
 
-# --- runs ----------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True)
 class Setting:
     """A method with its lr, eps and options, and a run for each seed."""
@@ -203,10 +197,8 @@ def comparable(runs: Sequence[Run]) -> list[Group]:
     groups = list(grouped(runs, lambda run: _key(run.config, run.about)).values())
     details = [_details(group[0].config, group[0].about) for group in groups]
     titles = distinct_names([task_name(group[0].config) for group in groups], details, few=True)
-    found = [
-        Group(title, group[0].task, detail, _settings(group))
-        for title, group, detail in zip(titles, groups, details, strict=True)
-    ]
+    named = zip(titles, groups, details, strict=True)
+    found = [Group(title, group[0].task, detail, _settings(group)) for title, group, detail in named]
     return sorted(found, key=lambda group: (_place_of(group.task, TASKS), group.title))
 
 
@@ -217,10 +209,8 @@ def _settings(runs: Sequence[Run]) -> tuple[Setting, ...]:
     methods = [same[0].title or "unknown method" for same in found]
     plain = [", ".join(filter(None, (title, str(_cell(same[0]))))) for title, same in zip(methods, found, strict=True)]
     titles = distinct_names(plain, [_method_details(same[0].config) for same in found])
-    return tuple(
-        Setting(title, method, _one_for_each_seed(same))
-        for title, method, same in zip(titles, methods, found, strict=True)
-    )
+    named = zip(titles, methods, found, strict=True)
+    return tuple(Setting(title, method, _one_for_each_seed(same)) for title, method, same in named)
 
 
 def _place_of(name: str, names: Mapping[str, object]) -> int:
@@ -231,17 +221,14 @@ def _cell(run: Run) -> Cell:
     return Cell(number(run.config.get("lr")), number(run.config.get("eps")))
 
 
-def _order(run: Run) -> tuple[int, str, float, float]:
-    lr, eps = _cell(run)
-    return _place_of(run.optimizer, METHODS), run.title, lr or 0.0, eps or 0.0
+def _order(run: Run) -> tuple[int, str, list[float]]:
+    place = _place_of(str(run.config.get("optimizer")), METHODS)
+    return place, run.title, [value or 0.0 for value in _cell(run)]
 
 
 def _one_for_each_seed(runs: Sequence[Run]) -> tuple[Run, ...]:
     by_seed = grouped(runs, lambda run: run.seed)
     return tuple(min(same, key=lambda run: run.status == "unfinished") for same in by_seed.values())
-
-
-# --- sweeps --------------------------------------------------------------------------------------
 
 
 def comparable_sweeps(sweeps: Sequence[Sweep]) -> list[tuple[str, list[Sweep]]]:
@@ -290,12 +277,9 @@ class Known:
     @property
     def is_whole(self) -> bool:
         """Whether every lr was run with every eps, and there are at least two of each."""
-        return (
-            self.space is not None
-            and min(self.space.shape) > 1
-            and len(self.cells) == len(self.space)
-            and all(cell in self.cells for cell in self.space.cells())
-        )
+        if self.space is None or 1 in self.space.shape or len(self.cells) != len(self.space):
+            return False
+        return all(cell in self.cells for cell in self.space.cells())
 
     @cached_property
     def parts(self) -> Separability | None:

@@ -17,7 +17,7 @@ Rows = Sequence[tuple[Sweep, Known]]
 
 
 def findings(collection: Collection) -> list[str]:
-    """Return a sentence or two for each thing that there is: the synthetic problem, maps, searches, comparisons.
+    """Return a sentence or two for each thing that there is: the synthetic problem, comparisons, maps, searches.
 
     >>> from avagrad.tune.records import Record
     >>> records = tuple(Record(lr, eps, value=lr / eps) for lr in (1, 10) for eps in (0.1, 1))
@@ -28,9 +28,9 @@ def findings(collection: Collection) -> list[str]:
     rows = _rows(collection)
     return [
         *map(_synthetic, collection.synthetics),
+        *map(_comparison, results(collection.runs)),
         *(line for _, line in _maps(rows)),
         *_searches(rows),
-        *map(_comparison, results(collection.runs)),
     ]
 
 
@@ -87,7 +87,8 @@ def _searches(rows: Rows) -> Iterator[str]:
             continue
         line = f"The search for {_of(sweep)}: {len(known.cells)} trials{_found(sweep, known, known.space)}"
         for grid, whole in rows:
-            if whole.parts is not None and whole.best is not None and _same(grid, sweep):
+            alike = whole.best is not None and grid.title == sweep.title
+            if alike and whole.parts is not None and len(comparable_sweeps([grid, sweep])) == 1:
                 line += f"; the best of the grid's {len(whole.cells)} is {_at(grid, whole, whole.best)}"
                 break
         yield f"{line}."
@@ -101,10 +102,6 @@ def _found(sweep: Sweep, known: Known, space: Space) -> str:
         return f", the best of them {_at(sweep, known, known.best)}"
     rings = "the first ring confirmed it" if search.rings == 1 else f"after {search.rings} rings"
     return f" found {_at(sweep, known, search.pick)} ({rings})"
-
-
-def _same(one: Sweep, other: Sweep) -> bool:
-    return one.title == other.title and len(comparable_sweeps([one, other])) == 1
 
 
 def _comparison(column: Column) -> str:

@@ -17,11 +17,11 @@ import itertools
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from avagrad import __version__
@@ -36,9 +36,11 @@ from avagrad.report.values import rounded
 
 __all__ = ["Report", "inline_svg", "write_report"]
 
+T = TypeVar("T")
+
 PAGE = "report.html"
 # The page is to be less than 5 MB: so many bytes of drawings, then of pictures, then links; and so many of settings.
-_DRAWINGS, _PICTURES, _SETTINGS = 3_000_000, 4_000_000, 500_000
+_DRAWINGS, _PICTURES, _SETTINGS = 3_700_000, 4_000_000, 500_000
 _LISTED = 2000  # runs, sweeps and problems
 _FINDINGS = 6  # that are shown before the others are folded away
 _COLOURS = {PAPER: "none", INK: "var(--ink)", FAINT: "var(--faint)"}
@@ -78,23 +80,18 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     try:
         beside.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(
-            f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
-        ) from error
+        why = f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
+        raise OSError(why) from error
     problems: list[Problem] = []
     parts = list(_parts(collection, problems))
     made = {name: content for part in parts for name, content in part.files.items()}
-    ours = re.compile(rf"({'|'.join(figure.NAME for figure in FIGURES)})(-[a-z0-9-]+)?\.(png|svg|md|tex|csv)")
+    ours = re.compile(rf"({'|'.join(figure.NAME for figure in FIGURES)})(-[a-z0-9-]+)?\.(png|svg|md|csv)")
     for name in os.listdir(beside):  # of an earlier page
         if name not in made and ours.fullmatch(name):
             (beside / name).unlink()
     for name, held in made.items():
         write_atomic(beside / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
-    try:
-        lines = tuple(findings(collection))
-    except Exception as error:
-        lines = ()
-        problems.append(_not_drawn("the findings", error))
+    lines = tuple(_try("findings", problems, lambda: findings(collection)) or ())
     collection = replace(collection, problems=(*collection.problems, *problems))
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
     text = _Page(collection, parts, lines, to_files, Path(beside.name)).text()
@@ -119,16 +116,19 @@ class _Part:
 def _parts(collection: Collection, problems: list[Problem]) -> Iterator[_Part]:
     """Draw all figures. One that cannot be drawn becomes a problem, so that the others are on the page."""
     for figure in FIGURES:
-        try:
-            found = list(figure.numbers(collection))
-        except Exception as error:
-            problems.append(_not_drawn(figure.NAME, error))
-            continue
-        for place, numbers in enumerate(found, 1):
-            try:
-                yield _part(figure, numbers, place)
-            except Exception as error:
-                problems.append(_not_drawn(f"{figure.NAME}, {numbers.title}", error))
+        found = _try(figure.NAME, problems, lambda figure=figure: list(figure.numbers(collection)))  # type: ignore[misc]
+        for place, numbers in enumerate(found or (), 1):
+            part = _try(f"{figure.NAME}, {numbers.title}", problems, lambda x=(figure, numbers, place): _part(*x))  # type: ignore[misc]
+            if part is not None:
+                yield part
+
+
+def _try(what: str, problems: list[Problem], work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception as error:
+        problems.append(Problem(what, f"it cannot be drawn ({type(error).__name__}: {error})."))
+        return None
 
 
 def _part(figure: FigureModule, numbers: Any, place: int) -> _Part:
@@ -140,10 +140,6 @@ def _part(figure: FigureModule, numbers: Any, place: int) -> _Part:
     name = f"{figure.NAME}-{place}"
     made = {f"{name}.{kind}": rendered(drawn, kind) for kind in ("png", "svg")}
     return _Part(figure, numbers.title, caption, name, None, made, getattr(numbers, "hover", {}))
-
-
-def _not_drawn(what: str, error: Exception) -> Problem:
-    return Problem(what, f"it cannot be drawn ({type(error).__name__}: {error}).")
 
 
 class _Page:
@@ -175,7 +171,7 @@ class _Page:
         held = self.collection
         yield f"<h1>{_text(held.folder)}</h1>"
         yield f'<p class="quiet">{_text(held.summary())}. avagrad {_text(__version__)}.</p>'
-        if held.is_empty:
+        if not (held.runs or held.sweeps or held.synthetics or held.step_times):
             yield "<p>There is nothing to show here yet: no runs, no records of lr and eps, no measurements.</p>"
         yield from self.findings()
         for chapter, parts in itertools.groupby(self.parts, lambda part: part.figure.CHAPTER):
@@ -187,19 +183,16 @@ class _Page:
                     yield self.group(title, list(group))
         yield from self.runs()
         if held.problems:
-            yield "<h2>What could not be read</h2>"
+            yield "<h2>What could not be read or drawn</h2>"
             yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in held.problems[:_LISTED])}</ul>"
             yield _more(held.problems)
 
     def findings(self) -> Iterator[str]:
         items = [f"<li>{_text(line)}</li>" for line in self.lines]
-        if items:
-            yield f'<ul class="findings">{"".join(items[:_FINDINGS])}</ul>'
-        if rest := items[_FINDINGS:]:
-            yield f"<details><summary>{len(rest)} more findings</summary>"
-            yield f'<ul class="findings">{"".join(rest)}</ul></details>'
-
-    # --- figures ---
+        first, rest = (f'<ul class="findings">{"".join(part)}</ul>' for part in (items[:_FINDINGS], items[_FINDINGS:]))
+        more = len(items) - _FINDINGS
+        yield first if items else ""
+        yield f"<details><summary>{more} more findings</summary>{rest}</details>" if more > 0 else ""
 
     def group(self, title: str, parts: Sequence[_Part]) -> str:
         """Return the figures of one title side by side, or a table."""
@@ -231,8 +224,6 @@ class _Page:
             return f"<p>The page is large already: see {self.link(self.beside / f'{part.name}.png', 'the file')}.</p>"
         self.size += len(drawn)
         return drawn
-
-    # --- tables ---
 
     def table(self, part: _Part, table: Table) -> str:
         rows = [[f"<b>{_text(cell.text)}</b>" if cell.bold else _text(cell.text) for cell in row] for row in table.rows]
@@ -291,6 +282,8 @@ def inline_svg(svg: str, prefix: str, hover: Mapping[str, Sequence[str]]) -> str
     # In tags alone: a text may hold a number, too.
     svg = re.sub("<[^>]*>", lambda tag: re.sub(r"font-family: [^;\"]*;? ?|(?<=\d\.\d)\d+", "", tag[0]), svg)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace(' "', '"')
+    corners = r'"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 z"'  # of a rectangle
+    svg = re.sub(corners, r'"M\1 \2H\3V\4H\1z"', svg)
     for group, texts in hover.items():
         before, start, rest = svg.partition(f'<g id="{group}">')
         shapes, end, after = rest.partition("</g>")
@@ -316,6 +309,5 @@ def _more(things: Sequence[object]) -> str:
 def _text(value: object) -> str:
     """Return a text as HTML can hold it."""
     plain = str(value).encode("utf-8", "replace").decode()
-    return html.escape(
-        "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
-    )
+    shown = (char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
+    return html.escape("".join(shown))

@@ -6,10 +6,10 @@ written.
 
 import json
 import os
-import re
 import shutil
 import stat
 import tempfile
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,7 +30,6 @@ OUTPUT = "report-files"  # beside the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
-_ALL = 10**9
 _UNREADABLE: Any = object()
 _NAMED = 5  # bad lines of a file that are named one by one
 # What a method does by default says nothing about it.
@@ -68,11 +67,6 @@ class Run:
     def task(self) -> str:
         """The task's name."""
         return str(self.config.get("task", ""))
-
-    @property
-    def optimizer(self) -> str:
-        """The method's name."""
-        return str(self.config.get("optimizer", ""))
 
     @property
     def title(self) -> str:
@@ -166,8 +160,8 @@ class StepTimes:
 class Collection:
     """All that a folder holds.
 
-    >>> Collection("runs").is_empty
-    True
+    >>> Collection("runs").summary()
+    'nothing'
     """
 
     folder: str
@@ -177,32 +171,17 @@ class Collection:
     step_times: tuple[StepTimes, ...] = ()
     problems: tuple[Problem, ...] = ()
 
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.runs or self.sweeps or self.synthetics or self.step_times)
-
     def summary(self) -> str:
-        """Return how much there is of each kind.
-
-        >>> Collection("runs", problems=(Problem("a", "is empty"),)).summary()
-        '1 problem'
-        """
-        kinds = {
-            "run": self.runs,
-            "sweep over lr and eps": self.sweeps,
-            "run of the synthetic problem": self.synthetics,
-            "table of step times": self.step_times,
-            "problem": self.problems,
-        }
-        counts = [
-            f"{len(things)} {name if len(things) == 1 else _plural(name)}" for name, things in kinds.items() if things
-        ]
+        """Return how much there is of each kind."""
+        kinds = (
+            (self.runs, "run{}"),
+            (self.sweeps, "sweep{} over lr and eps"),
+            (self.synthetics, "run{} of the synthetic problem"),
+            (self.step_times, "table{} of step times"),
+            (self.problems, "problem{}"),
+        )
+        counts = (f"{len(found)} {name.format('s' * (len(found) != 1))}" for found, name in kinds if found)
         return ", ".join(counts) or "nothing"
-
-
-def _plural(name: str) -> str:
-    return re.sub(r"^\w+", r"\g<0>s", name)
 
 
 def method_title(config: Mapping[str, Any]) -> str:
@@ -217,12 +196,12 @@ def method_title(config: Mapping[str, Any]) -> str:
     title = METHODS[name].title if name in METHODS else name
     usual = {key: value.value for key, value in METHODS[name].defaults.items()} if name in METHODS else {}
     options = config.get("optimizer_options")
-    told = [
+    shown = [
         key if value is True else f"{key}={value}"
         for key, value in sorted(options.items() if isinstance(options, Mapping) else ())
         if key not in _USUAL and usual.get(key) != value
     ]
-    return ", ".join([title, *told]) if title else ""
+    return ", ".join([title, *shown]) if title else ""
 
 
 def collect(folder: str | os.PathLike[str]) -> Collection:
@@ -283,7 +262,7 @@ class _Reader:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.found: dict[str, list[Any]] = {"runs": [], "sweeps": [], "synthetics": [], "step_times": []}
+        self.found: dict[str, list[Any]] = defaultdict(list)
         self.problems: list[Problem] = []
 
     def collection(self) -> Collection:
@@ -301,7 +280,7 @@ class _Reader:
             elif name.endswith(".jsonl"):
                 if records := self._records(path):
                     config = {"optimizer": path.stem} if path.stem in METHODS else {}
-                    self._keep("sweeps", Sweep(self._name(path), path.stem, records, config, {}, "minimize"))
+                    self.found["sweeps"].append(Sweep(self._name(path), path.stem, records, config, {}, "minimize"))
             elif name.endswith(".json"):
                 self._read_step_times(path)
 
@@ -317,38 +296,38 @@ class _Reader:
         own = self._name(place), config, about
         if config.get("task") == "synthetic":
             if _CURVES in names:
-                self._keep("synthetics", Synthetic(*own, self._rows(place / _CURVES, None)[0]))
+                self.found["synthetics"].append(Synthetic(*own, self._rows(place / _CURVES, 10**9)[0]))
             else:
                 self._problem(place, "the run is not finished: there are no curves yet")
         elif "points" in config or _RECORDS in names:
             records = self._records(place / _RECORDS) if _RECORDS in names else ()
             if records:
-                self._keep("sweeps", Sweep(own[0], place.name, records, config, about, "minimize"))
+                self.found["sweeps"].append(Sweep(own[0], place.name, records, config, about, "minimize"))
             else:
                 self._problem(place, "the ensemble is not finished: there are no records yet")
         else:
             rows, every = self._rows(place / METRICS) if METRICS in names else ((), 1)
-            self._keep("runs", Run(*own, rows, every, self._json(place / RESULT) if RESULT in names else None))
+            self.found["runs"].append(Run(*own, rows, every, self._json(place / RESULT) if RESULT in names else None))
 
     def _read_journal(self, path: Path) -> None:
         """Read the studies of a journal, in a copy: opening one writes to it."""
         from avagrad.tune.storage import open_storage
         from avagrad.tune.study import Study
 
-        def read(path: Path) -> list[Study]:
+        def read(path: Path) -> list[tuple[Study, tuple[Record, ...], dict[str, Any]]]:
             copy = shutil.copy(path, place)
-            studies = open_storage(copy, create=False).get_all_studies()
-            return [Study(copy, each.study_name, create=False) for each in studies]
+            names = [each.study_name for each in open_storage(copy, create=False).get_all_studies()]
+            if not names:
+                raise ValueError("there is no study in it")
+            studies = [Study(copy, name, create=False) for name in names]
+            return [(study, study.snapshot().records, study.search) for study in studies]
 
         with tempfile.TemporaryDirectory() as place:
-            studies = self._try(path, read, None)
-            if studies == []:
-                self._problem(path, "there is no study in it")
-            for study in studies or ():
-                if records := study.snapshot().records:
-                    about: Mapping[str, Any] = {}
-                    own = self._name(path), study.name, records, study.about, about, study.direction, study.search
-                    self._keep("sweeps", Sweep(*own))
+            nothing: list[tuple[Study, tuple[Record, ...], dict[str, Any]]] = []
+            for study, records, search in self._try(path, read, nothing, place):
+                if records:
+                    sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction, search)
+                    self.found["sweeps"].append(sweep)
                 else:
                     self._problem(path, f"the study {study.name!r} has no finished points yet")
 
@@ -359,7 +338,7 @@ class _Reader:
         rows = tuple(row for row in content["rows"] if isinstance(row, dict) and row.keys() >= _STEP_KEYS)
         if rows:
             about = content.get("about")
-            self._keep("step_times", StepTimes(self._name(path), about if isinstance(about, dict) else {}, rows))
+            self.found["step_times"].append(StepTimes(self._name(path), about if isinstance(about, dict) else {}, rows))
 
     def _records(self, path: Path) -> tuple[Record, ...]:
         bad: list[str] = []
@@ -377,10 +356,10 @@ class _Reader:
             self._problem(path, f"and {len(bad) - _NAMED} more lines")
         return records
 
-    def _rows(self, path: Path, most: int | None = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    def _rows(self, path: Path, most: int = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
         """Return lines of a file that are objects; the others are problems, a last one that is being written is not."""
         nothing: tuple[list[tuple[int, bytes]], int] = [], 1
-        lines, every = self._try(path, lambda path: thinned_lines(path, _ALL if most is None else most), nothing)
+        lines, every = self._try(path, lambda path: thinned_lines(path, most), nothing)
         rows, bad = [], []
         for at, line in lines:
             try:
@@ -404,7 +383,7 @@ class _Reader:
             self._problem(path, "it is not an object in JSON")
         return None
 
-    def _try(self, path: Path, read: Callable[[Path], T], otherwise: T) -> T:
+    def _try(self, path: Path, read: Callable[[Path], T], otherwise: T, hide: str = "") -> T:
         """Return what a file holds. Whatever goes wrong becomes a problem, so that the rest is still read."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, and a device may never end
@@ -412,11 +391,8 @@ class _Reader:
             return read(path)
         except Exception as error:  # Optuna, for one, raises whatever a file makes it raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            self._problem(path, f"it cannot be read ({why.strip().rstrip('.')})")
+            self._problem(path, f"it cannot be read ({why.replace(hide, '').strip().rstrip('.')})")
             return otherwise
-
-    def _keep(self, kind: str, thing: Any) -> None:
-        self.found[kind].append(thing)
 
     def _problem(self, path: Path, why: str) -> None:
         self.problems.append(Problem(self._name(path), f"{why.rstrip('.')}."))

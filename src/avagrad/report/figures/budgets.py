@@ -55,7 +55,7 @@ class Budgets:
     def best_sweeps(self) -> set[int]:
         """The sweeps that end best; as many as one drawing can hold."""
         sign = -1.0 if self.maximize else 1.0
-        ends = {line.sweep: sign * last[1] for line in self.lines if (last := line.band.last) is not None}
+        ends = {line.sweep: sign * last[1] for line in self.lines[::-1] if (last := line.band.last)}
         return set(sorted(ends, key=lambda sweep: ends[sweep])[:_MOST])
 
     @property
@@ -79,9 +79,8 @@ def numbers(collection: Collection) -> list[Budgets]:
     >>> [(line.kind, line.band.last) for line in chart.lines]
     [('separable', (6, 1.1)), ('random', (9, 1.1))]
     """
-    there = [sweep for sweep in collection.sweeps if sweep.records]
     found = []
-    for title, sweeps in comparable_sweeps(there):
+    for title, sweeps in comparable_sweeps([sweep for sweep in collection.sweeps if sweep.records]):
         named = enumerate(zip(names_of(sweeps), sweeps, strict=True))
         lines = tuple(line for i, (name, sweep) in named for line in _lines(name, i, sweep))
         log = wants_log((value for line in lines for value in line.band.values), span=3.0)
@@ -139,7 +138,7 @@ def _odds(total: int, best: int, drawn: int) -> float:
 
 
 def caption(chart: Budgets) -> str:
-    """Return what each search has found when it ends, and what random cells have found for as many trials.
+    """Return what each search that is drawn has found when it ends, and random cells for as many trials.
 
     >>> search = Line("Adam", "separable", 0, Band((1.0, 2.0), (5.0, 3.0)))
     >>> caption(Budgets("digits", "error, %", (search,), False))
@@ -155,7 +154,7 @@ def caption(chart: Budgets) -> str:
     return " ".join(
         f"{line.title}: {end[1]:.4g} after {end[0]:.0f} trials{random.get((line.sweep, end[0]), '')}."
         for line in chart.lines
-        if line.kind != "random" and (end := line.band.last) is not None
+        if line.sweep in chart.best_sweeps and line.kind != "random" and (end := line.band.last) is not None
     )
 
 
@@ -166,10 +165,10 @@ def draw(chart: Budgets) -> Figure:
     1
     """
     lines = [line for line in chart.lines if line.sweep in chart.best_sweeps]
-    figure = new_figure(8.0, 4.4 + 0.2 * len(chart.best_sweeps), chart.title)
+    styles = [_style(line, sorted(chart.best_sweeps).index(line.sweep)) for line in lines]
+    figure = new_figure(8.0, 4.4 + 0.18 * len(lines), chart.title)
     axes = figure.subplots()
-    for line in lines:
-        style = _style(line)
+    for line, style in zip(lines, styles, strict=True):
         draw_band(axes, line.band, style, steps=True)
         if line.band.last is not None and line.kind != "random":
             axes.plot(*line.band.last, marker="o", ms=6, color=style["color"], ls="none")
@@ -180,11 +179,11 @@ def draw(chart: Budgets) -> Figure:
     finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
     left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps)
     note = f"{left_out} more sweeps are not drawn: their best values are worse." if left_out else ""
-    legend(figure, [(_style(line), line.label) for line in lines], note)
+    legend(figure, zip(styles, (line.label for line in lines), strict=True), note)
     return figure
 
 
-def _style(line: Line) -> dict[str, Any]:
+def _style(line: Line, place: int) -> dict[str, Any]:
     # Searches often find the same: a wide line shows at the sides of a narrow one above it.
-    style = {"color": COLOURS[line.sweep % len(COLOURS)], "lw": _WIDTHS[line.sweep % len(_WIDTHS)]}
+    style = {"color": COLOURS[place % len(COLOURS)], "lw": _WIDTHS[place % len(_WIDTHS)]}
     return style | ({"ls": STYLES[1], "lw": 1.2} if line.kind == "random" else {"ls": "-"})

@@ -91,9 +91,8 @@ def _line(name: str, rows: Sequence[Mapping[str, Any]]) -> Line:
     steps = tuple(sorted(at))
 
     def band(quantity: str) -> Band:
-        middle, low, high = (
-            tuple(_quantity(at[step], quantity, part) for step in steps) for part in ("mean", "q10", "q90")
-        )
+        parts = ("mean", "q10", "q90")
+        middle, low, high = (tuple(_quantity(at[step], quantity, part) for step in steps) for part in parts)
         whole = not any(None in column for column in zip(low, high, strict=True))
         return Band(steps, middle, low, high) if whole else Band(steps, middle, middle, middle)
 
@@ -136,9 +135,8 @@ def caption(figure: Figure1) -> str:
             if (w := line.w.last) is not None and (squared := line.squared_gradient.last) is not None
         ]
         lowest = "" if start.minimiser is None else f" (the minimum is at {start.minimiser:.4f})"
-        place = start.title.capitalize() or "In all"
-        if ends:
-            sentences.append(f"{place}{lowest}, means over time of w and of the squared gradient: {'; '.join(ends)}.")
+        where = f"{start.title.capitalize() or 'In all'}{lowest}, means over time of w and of the squared gradient"
+        sentences += [f"{where}: {'; '.join(ends)}."] if ends else []
     return " ".join(filter(None, [*sentences, *dict.fromkeys(start.note for start in figure.starts)]))
 
 

@@ -9,13 +9,14 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import matplotlib
+import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
 from avagrad.report.comparable import Known, comparable_sweeps, direction_of, names_of, space_of
-from avagrad.report.drawing import FAINT, INK, PAPER, Figure, empty_figure, label, legend, new_figure
+from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
 from avagrad.report.reading import Collection
 from avagrad.tune.records import Record
 from avagrad.tune.scores import Score, scores
@@ -149,15 +150,8 @@ def caption(heat_map: HeatMap) -> str:
     return f"{name}: {run}" + (f" {same} cells share the best value." if same > 1 else "")
 
 
-# --- from records to cells -----------------------------------------------------------------------
-
-
 def heat_map(
-    name: str,
-    records: Sequence[Record],
-    *,
-    direction: str = "minimize",
-    search: Mapping[str, Any] | None = None,
+    name: str, records: Sequence[Record], *, direction: str = "minimize", search: Mapping[str, Any] | None = None
 ) -> HeatMap:
     """Return the map of records. Seeds of a point are averaged, and one that diverged makes the cell diverged.
 
@@ -211,8 +205,7 @@ def _searched(
         now = plan(search["method"], own, known, start=Cell(*search["start"]), by_first_seed=first, **options)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):  # written by another version, or by hand
         return space, ()
-    both = (sorted({*one, *other}) for one, other in zip(_axes(space), _axes(now.space), strict=True))
-    lrs, epses = both
+    lrs, epses = (sorted({*one, *other}) for one, other in zip(_axes(space), _axes(now.space), strict=True))
     return Space(axis(lrs, "lr"), axis(epses, "eps")), now.path if now.done else ()
 
 
@@ -228,19 +221,15 @@ def _binned(name: str, space: Space, known: Mapping[Cell, Score], sign: float) -
     (lr_edges, lrs), (eps_edges, epses) = (_bins(values, most) for values in _axes(space))
     cells: dict[tuple[int, int], Score] = {}
     for cell, score in known.items():
-        assert cell.lr is not None
-        assert cell.eps is not None
-        place = bisect.bisect(lr_edges, cell.lr), bisect.bisect(eps_edges, cell.eps)
+        place = bisect.bisect(lr_edges, cell.lr or 0.0), bisect.bisect(eps_edges, cell.eps or 0.0)
         if place not in cells or score.rank < cells[place].rank:
             cells[place] = score
     rows, columns = range(len(lrs)), range(len(epses))
     values = tuple(tuple(_value(cells.get((row, column)), sign) for column in columns) for row in rows)
     ridge = tuple(_lowest([cells.get((row, column)) for row in rows]) for column in columns)
     best, point = min(cells, key=lambda place: cells[place].rank), min(known, key=lambda cell: known[cell].rank)
-    failed = known[point].failed
-    return HeatMap(
-        name, lrs, epses, values, ridge, None if failed else best, (), None, records=len(known), best_point=point
-    )
+    found = None if known[point].failed else best
+    return HeatMap(name, lrs, epses, values, ridge, found, (), None, records=len(known), best_point=point)
 
 
 def _bins(values: Sequence[float], most: int) -> tuple[list[float], tuple[float, ...]]:
@@ -286,9 +275,6 @@ def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[f
     return {value: middle / last if last else 0.0 for value, middle in middles.items()}
 
 
-# --- drawing -------------------------------------------------------------------------------------
-
-
 def draw(heat_map: HeatMap) -> Figure:
     """Draw one map on the scale of its group.
 
@@ -332,17 +318,16 @@ def draw_heat_maps(
 def _draw_cells(axes: Any, each: HeatMap, place: int, shade: Mapping[float, float], colours: Any) -> None:
     finite = [found for found in each.places() if found[2] in shade]
     gone = [found for found in each.places() if found[2] not in shade]
-    common: dict[str, Any] = {"linewidths": 0, "zorder": 1}
-    faces = [colours(shade[value]) for _, _, value in finite]
-    axes.add_collection(PolyCollection(_squares(finite), facecolors=faces, gid=f"cells-{place}", **common))
-    style: dict[str, Any] = {"facecolors": "none", "edgecolors": FAINT, "hatch": "////"}
-    axes.add_collection(PolyCollection(_squares(gone), gid=f"diverged-{place}", **style, **common))
+    faces = {"facecolors": [colours(shade[value]) for _, _, value in finite]}
+    hatched = {"facecolors": "none", "edgecolors": FAINT, "hatch": "////"}
+    for name, found, style in (("cells", finite, faces), ("diverged", gone, hatched)):
+        common: dict[str, Any] = {"gid": f"{name}-{place}", "linewidths": 0, "zorder": 1, "clip_on": False, **style}
+        axes.add_collection(PolyCollection(_squares(found), **common))
     if len(each.eps) <= 9 and len(each.lr) <= 14:  # or there is no room for text that can be read
         for row, column, value in finite:
-            if (row, column) == each.best:
-                continue  # its value is in the legend
+            text = "" if (row, column) == each.best else _short(value, 2)  # that of the best is in the legend
             colour = "white" if shade[value] > 0.5 else "black"
-            axes.text(column, row - 0.3, _short(value, 2), ha="center", va="center", fontsize=8, color=colour)
+            axes.text(column, row - 0.3, text, ha="center", va="center", fontsize=8, color=colour)
 
 
 def _squares(places: Sequence[tuple[int, int, float]]) -> list[list[tuple[float, float]]]:
@@ -388,17 +373,12 @@ def _legend(maps: Sequence[HeatMap]) -> list[tuple[Any, str]]:
 
 
 def _finish(axes: Any, each: HeatMap) -> None:
-    axes.set_facecolor(PAPER)
-    axes.set_xlim(-0.5, len(each.eps) - 0.5)
-    axes.set_ylim(-0.5, len(each.lr) - 0.5)
+    finish_axes(axes, x="eps", y="lr")
+    axes.grid(visible=False)
+    axes.set(xlim=(-0.5, len(each.eps) - 0.5), ylim=(-0.5, len(each.lr) - 0.5))
     for values, most, set_ticks in ((each.eps, 6, axes.set_xticks), (each.lr, 11, axes.set_yticks)):
         places = ticks(values, most, bins=bool(each.records))
         set_ticks([place for place, _ in places], [text for _, text in places])
-    axes.tick_params(colors=INK, labelsize=9)
-    axes.set_xlabel("eps", color=INK, fontsize=10)
-    axes.set_ylabel("lr", color=INK, fontsize=10)
-    for spine in axes.spines.values():
-        spine.set_color(FAINT)
     title = [*textwrap.wrap(label(each.name, longest=120), 42)[:3], each.subtitle]
     axes.set_title("\n".join(filter(None, title)), color=INK, fontsize=10)
 
@@ -408,7 +388,7 @@ def _draw_scale(figure: Figure, all_axes: Any, shade: Mapping[float, float], col
     bar = figure.colorbar(scale, ax=list(all_axes), location="bottom", aspect=40 * len(all_axes), pad=0.02)
     ordered = sorted(shade.items(), key=lambda pair: pair[1])
     marks = dict(min(ordered, key=lambda pair: abs(pair[1] - at)) for at in (0, 0.25, 0.5, 0.75, 1) if ordered)
-    bar.set_ticks(list(marks.values()), labels=[f"{value:.3g}" for value in marks])
+    bar.set_ticks(list(marks.values()), labels=[_short(value) for value in marks])
     bar.ax.tick_params(colors=INK, labelsize=9)
     bar.outline.set_visible(False)
     bar.set_label(f"{label(measure)}; colours by rank", color=INK, fontsize=9)
@@ -427,8 +407,8 @@ def ticks(values: Sequence[float], most: int = 11, *, bins: bool = False) -> lis
     logs = [math.log10(value) for value in values]
     found: list[tuple[float, str]]
     if bins and len(logs) > 1:
-        step = (logs[-1] - logs[0]) / (len(logs) - 1)
-        found = [((k - logs[0]) / step, _power(k)) for k in range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)]
+        tens = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
+        found = [(float(np.interp(k, logs, range(len(logs)))), _power(k)) for k in tens]
     else:
         found = [(i, _power(round(at))) for i, at in enumerate(logs) if abs(at - round(at)) < 1e-4]
     if len(found) < 2:
@@ -441,5 +421,5 @@ def _power(k: int) -> str:
 
 
 def _short(value: float, digits: int = 3) -> str:
-    mantissa, e, exponent = f"{value:.{digits}g}".partition("e")
+    mantissa, e, exponent = f"{float(f'{value:.{digits}g}'):g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa

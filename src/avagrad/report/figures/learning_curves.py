@@ -69,11 +69,8 @@ def _chart(group: Group, most: int) -> Learning:
     lines = [line for each, (_, line) in found.items() if each in kept]  # in the order of the methods
     rest = grouped((setting for each, (setting, _) in found.items() if each not in kept), lambda each: each.method)
     lines += [_folded(str(method), settings) for method, settings in rest.items()]
-    log = {
-        name
-        for name in ("loss", "gamma", "lr")
-        if wants_log(value for line in lines for value in line.bands[name].values)
-    }
+    values = {name: [y for line in lines for y in line.bands[name].values] for name in ("loss", "gamma", "lr")}
+    log = {name for name, found in values.items() if wants_log(found)}
     unit = unit_of(group.task)
     titles = QUANTITIES | {"error": f"validation error, {unit}" if unit else "validation error"}
     return Learning(group.title, titles, tuple(lines), frozenset(log))
@@ -100,8 +97,7 @@ def _folded(method: str, settings: Sequence[Setting]) -> Line:
         spread = [quantiles(column, n=10, method="inclusive") if len(column) > 1 else 9 * column for column in columns]
         low, middle, high = (tuple(each[i] if each else None for each in spread) for i in (0, 4, 8))
         bands[name] = Band(epochs, middle, low, high)
-    few = len(settings) == 1
-    title = f"{method}, {len(settings)} other setting{'' if few else 's'} (median, middle 80 %)"
+    title = f"{method}, {len(settings)} other setting{'s' * (len(settings) > 1)} (median, middle 80 %)"
     return Line(title, len(runs), sum(setting.diverged for setting in settings), bands, len(settings))
 
 
@@ -114,10 +110,8 @@ def _by_epoch(run: Run) -> dict[float, Mapping[str, Any]]:
 def _mean_and_range(x: tuple[float, ...], columns: Sequence[Sequence[object]]) -> Band:
     middle = tuple(mean_of_all(column) for column in columns)
     known = [[found for value in column if (found := number(value)) is not None] for column in columns]
-    low, high = (
-        tuple(None if at is None else pick(column) for at, column in zip(middle, known, strict=True))
-        for pick in (min, max)
-    )
+    pairs = list(zip(middle, known, strict=True))
+    low, high = (tuple(None if at is None else pick(column) for at, column in pairs) for pick in (min, max))
     return Band(x, middle, low, high)
 
 

@@ -97,8 +97,7 @@ def numbers(collection: Collection) -> list[Table1]:
     >>> numbers(Collection("nothing"))
     []
     """
-    runs = collection.runs
-    return [Table1(tuple(results(runs)), _remarks(runs))] if runs else []
+    return [Table1(tuple(results(runs)), _remarks(runs))] if (runs := collection.runs) else []
 
 
 def draw(numbers: Table1) -> Table:
@@ -113,7 +112,8 @@ def draw(numbers: Table1) -> Table:
     titles = _methods_in_order(numbers.columns)
     columns = {"method": [TableCell(title) for title in titles]}
     for column in numbers.columns:
-        lowest = _lowest(column)
+        means = [entry.mean for entry in column.entries.values() if entry.mean is not None]
+        lowest = rounded(min(means, default=None), column.unit)  # what reads the same is a tie
         columns[column.heading] = [_cell(column.entries.get(title), column.unit, lowest) for title in titles]
         if column.paper is not None:
             columns[f"paper, {column.paper}"] = [TableCell(_papers(title, column.paper)) for title in titles]
@@ -128,12 +128,6 @@ def _methods_in_order(columns: Sequence[Column]) -> list[str]:
         return known.index(base) if base in known else len(known), title
 
     return sorted({title for column in columns for title in column.entries}, key=order)
-
-
-def _lowest(column: Column) -> str:
-    """Return the least mean as text: what reads the same is a tie."""
-    means = [entry.mean for entry in column.entries.values() if entry.mean is not None]
-    return rounded(min(means, default=None), column.unit)
 
 
 def _cell(entry: Entry | None, unit: str, lowest: str) -> TableCell:
@@ -173,8 +167,6 @@ def caption(numbers: Table1) -> str:
 
 
 def _remarks(runs: Sequence[Run]) -> tuple[str, ...]:
-    found: dict[str, None] = {}
-    for run in runs:
-        remarks = (run.result or {}).get("remarks")
-        found |= {remark: None for remark in (remarks if isinstance(remarks, list) else []) if isinstance(remark, str)}
-    return tuple(found)[:_REMARKS]
+    lists = [(run.result or {}).get("remarks") for run in runs]
+    texts = [text for found in lists if isinstance(found, list) for text in found if isinstance(text, str)]
+    return tuple(dict.fromkeys(texts))[:_REMARKS]
