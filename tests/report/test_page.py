@@ -158,8 +158,8 @@ def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
 def test_what_has_no_room_as_a_drawing_is_a_picture_and_then_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With about a fiftieth of the real limits, and maps that are a fiftieth of the paper's."""
-    for name, limit in (("_DRAWINGS", 60_000), ("_PICTURES", 110_000), ("_SETTINGS", 10_000)):
+    """With less than a fiftieth of the real limits, and maps that are a fiftieth of the paper's."""
+    for name, limit in (("_DRAWINGS", 40_000), ("_PICTURES", 100_000), ("_SETTINGS", 10_000)):
         monkeypatch.setattr(page_module, name, limit)
     for i in range(8):
         records = [Record(lr, eps, value=lr / eps + i) for lr in (1.0, 2.0, 3.0) for eps in (1.0, 2.0, 3.0)]

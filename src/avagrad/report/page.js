@@ -15,8 +15,9 @@ document.addEventListener("click", hover);
 document.addEventListener("scroll", () => { box.hidden = true; }, true);
 
 // A click on a heading sorts by its column, and another one the other way round; empty cells come last.
+const value = (text) => /^\d+:\d/.test(text) ? text.split(":").reduce((sum, part) => 60 * sum + +part, 0) : parseFloat(text);
 const compare = (a, b) => {
-  const [x, y] = [parseFloat(a), parseFloat(b)];
+  const [x, y] = [value(a), value(b)];
   return isNaN(x) || isNaN(y) ? a.localeCompare(b) : x - y;
 };
 const sort = (heading) => {

@@ -61,7 +61,7 @@ class Budgets:
     @property
     def span(self) -> tuple[float, float] | None:
         """The least and the largest value once a search has had a few trials."""
-        bands = [line.band for line in self.lines]
+        bands = [line.band for line in self.lines if line.sweep in self.best_sweeps]
         late = [y for band in bands for x, y in zip(band.x, band.middle, strict=True) if y is not None and x >= _EARLY]
         return (min(late), max(late)) if late else None
 
@@ -178,7 +178,7 @@ def draw(chart: Budgets) -> Figure:
         axes.set_ylim(low / (high / low) ** 0.08 if chart.log else low - room, high + room)
     finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
     left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps)
-    note = f"{left_out} more sweeps are not drawn: their best values are worse." if left_out else ""
+    note = f"{left_out} more sweeps are not drawn: they end worse." if left_out else ""
     legend(figure, zip(styles, (line.label for line in lines), strict=True), note)
     return figure
 
