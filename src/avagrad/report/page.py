@@ -19,6 +19,7 @@ import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, TypeVar
@@ -91,7 +92,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
             (beside / name).unlink()
     for name, held in made.items():
         write_atomic(beside / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
-    lines = tuple(_try("findings", problems, lambda: findings(collection)) or ())
+    lines = tuple(_try("findings", problems, partial(findings, collection)) or ())
     collection = replace(collection, problems=(*collection.problems, *problems))
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
     text = _Page(collection, parts, lines, to_files, Path(beside.name)).text()
@@ -116,9 +117,9 @@ class _Part:
 def _parts(collection: Collection, problems: list[Problem]) -> Iterator[_Part]:
     """Draw all figures. One that cannot be drawn becomes a problem, so that the others are on the page."""
     for figure in FIGURES:
-        found = _try(figure.NAME, problems, lambda figure=figure: list(figure.numbers(collection)))  # type: ignore[misc]
-        for place, numbers in enumerate(found or (), 1):
-            part = _try(f"{figure.NAME}, {numbers.title}", problems, lambda x=(figure, numbers, place): _part(*x))  # type: ignore[misc]
+        found = _try(figure.NAME, problems, partial(figure.numbers, collection)) or ()
+        for place, numbers in enumerate(found, 1):
+            part = _try(f"{figure.NAME}, {numbers.title}", problems, partial(_part, figure, numbers, place))
             if part is not None:
                 yield part
 
