@@ -1,13 +1,14 @@
-# The three commands a newcomer needs: `make demo`, `make test`, `make check`. Each makes the environment .venv first.
+# The commands a newcomer needs: `make demo`, `make test`, `make check`, `make docs`. Each makes the environment .venv first.
 
 PYTHON ?= python3
 VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 NATIVE := $(VENV)/.native
+DOCS   := $(VENV)/.docs
 JOBS   ?= 2
 
-.PHONY: demo test test-all check results format dist clean
+.PHONY: demo test test-all check results docs format dist clean
 
 # The paper's experiments in small, and a page about them: three minutes on two cores. Stopped, it goes on.
 demo: $(NATIVE)
@@ -29,6 +30,11 @@ check: $(READY)
 results: $(NATIVE)
 	$(BIN)/python benchmarks/results.py
 
+# The documentation site, in site/: open site/index.html. A broken link and a missing docstring are errors.
+docs: $(DOCS)
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build -q
+	$(BIN)/python .ci/check_site.py site
+
 format: $(READY)
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
@@ -48,9 +54,13 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-build-isolation -e ".[dev]"
 	touch $@ $(NATIVE)
 
+$(DOCS): $(READY)
+	$(BIN)/python -m pip install --disable-pip-version-check -q -c constraints.txt --no-build-isolation -e ".[docs]"
+	touch $@
+
 $(NATIVE): $(READY) setup.py src/avagrad/optim/backends/native.c
 	$(BIN)/python setup.py -q build_ext --inplace
 	touch $@
 
 clean:
-	rm -rf $(VENV) build dist src/*.egg-info src/avagrad/optim/backends/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site src/*.egg-info src/avagrad/optim/backends/*.so .pytest_cache .mypy_cache .ruff_cache .hypothesis

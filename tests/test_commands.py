@@ -6,12 +6,16 @@ import runpy
 import shlex
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").glob("*.md")])
+DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
+CHANGES = ROOT / "CHANGELOG.md"  # speaks of commands of the past, too
+# What a block of a document may be: a shell's, which is tested here; Python, which another test runs; or not code.
+LANGUAGES = {"sh", "bash", "python", "py", "text", "bibtex"}
 OURS = ("avagrad ", "python ", "torchrun ", "make ")
 # Run as they stand, each in well under 20 s; what they write is in a folder of the test's own.
 QUICK = {
@@ -45,18 +49,43 @@ OBJECTIVE = (
 )
 
 
+def shell_lines(text: str) -> list[str]:
+    blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.M | re.S)
+    return [line for block in blocks for line in block.splitlines()]
+
+
 def commands() -> list[str]:
     """All commands in the documents, without their remarks, each once."""
     found: dict[str, None] = {}
     for path in DOCUMENTS:
         text = path.read_text()
-        lines = [line for block in re.findall(r"^```sh\n(.*?)^```", text, re.M | re.S) for line in block.splitlines()]
+        lines = shell_lines(text)
         inline = re.findall(r"`([^`\n]+)`", re.sub(r"^```.*?^```", "", text, flags=re.M | re.S))
         for line in [*lines, *(words for words in inline if " " in words)]:
             command = re.sub(r"\s+#.*", "", line).strip()
             if command.startswith(OURS):
                 found[command] = None
     return list(found)
+
+
+def test_every_block_of_code_is_tested() -> None:
+    for path in [*DOCUMENTS, CHANGES]:
+        text = path.read_text()
+        fences = re.findall(r"^```(.*)$", text, re.M)
+        assert set(fences[::2]) <= LANGUAGES, path
+        assert set(fences[1::2]) <= {""}, path
+        assert "py" not in fences or path.name == "frameworks.md", path  # run by frameworks/test_recipes.py
+        for line in shell_lines(text):
+            assert line.startswith((*OURS, "pip install ")), (path, line)
+
+
+def test_what_is_to_be_installed_exists() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    for path in DOCUMENTS:
+        for what in re.findall(r"pip install ([^`\n]+)", path.read_text()):
+            extras = re.fullmatch(r"'?(?:\.|avagrad)(?:\[([a-z,]+)\])?'?", what.partition("#")[0].strip())
+            assert extras is not None, (path, what)
+            assert set((extras[1] or "lab").split(",")) <= project["optional-dependencies"].keys(), (path, what)
 
 
 def test_the_documents_have_the_quick_ones() -> None:
@@ -98,6 +127,7 @@ def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch:
     else:
         words.append("--dry-run")
     (tmp_path / "my_module.py").write_text(TASK)
+    (tmp_path / "mymodule.py").write_text(OBJECTIVE)
     (tmp_path / "benchmarks").mkdir()
     runs = (ROOT / "benchmarks" / "paper-runs.txt").read_text()
     (tmp_path / "benchmarks" / "paper-runs.txt").write_text(runs.replace("--device cuda", "--device cpu"))

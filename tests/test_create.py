@@ -47,7 +47,8 @@ def test_case_and_hyphens_do_not_matter(name: str) -> None:
 def test_what_is_not_given_is_the_classs_default() -> None:
     optimizer = avagrad.create_optimizer(model(), "adamw")
     assert optimizer.defaults == torch.optim.AdamW(model().parameters()).defaults
-    assert len(optimizer.param_groups) == 1
+    assert [group["weight_decay"] for group in optimizer.param_groups] == [0.01, 0.0]  # no decay of biases and norms
+    assert len(avagrad.create_optimizer(model(), "avastep").param_groups) == 1
 
 
 def test_parameters_and_groups_are_taken_as_they_are() -> None:

@@ -21,7 +21,7 @@ DOCUMENTS = sorted(
         ROOT / "README.md",
         ROOT / "CONTRIBUTING.md",
         ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
         ROOT / "results" / "README.md",
     ]
 )
@@ -188,7 +188,7 @@ def test_every_public_name_is_documented(name: str) -> None:
 
 def python_blocks() -> list[tuple[str, str]]:
     return [
-        (f"{path.name}-{i}", code)
+        (f"{path.relative_to(ROOT)}-{i}", code)
         for path in DOCUMENTS
         for i, code in enumerate(re.findall(r"^```python\n(.*?)^```", path.read_text(), re.M | re.S))
     ]
@@ -197,7 +197,7 @@ def python_blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize(("name", "code"), python_blocks(), ids=[name for name, _ in python_blocks()])
 def test_python_in_the_documents_runs(name: str, code: str) -> None:
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "AvaGrad: the loaded state is another optimizer's")
+        warnings.filterwarnings("ignore", "AvaGrad: the loaded state is from another optimizer")
         exec(compile(code, name, "exec"), {"__name__": "__main__"})
 
 

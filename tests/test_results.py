@@ -1,6 +1,7 @@
 """What is in results/ can be read, and the documents say what it says."""
 
 import json
+import math
 import re
 import runpy
 import statistics
@@ -13,10 +14,10 @@ from avagrad.report.figures import budgets
 from avagrad.report.figures.heat_maps import heat_map
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune.records import Record, read_records
+from avagrad.tune.ridges import ridge
 from avagrad.tune.search import replay, scores
 
 ROOT = Path(__file__).parent.parent
-ridge = runpy.run_path(str(ROOT / "benchmarks" / "results.py"))["ridge"]
 METHODS = ("adam", "avagrad", "avagrad-active")
 
 
@@ -109,7 +110,7 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
     drawn = script["draw_documents_figures"](held, tmp_path)
     shown = {
         Path(name).name
-        for document in [ROOT / "README.md", *(ROOT / "docs").glob("*.md")]
+        for document in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md")]
         for name in re.findall(r"!\[[^]]*\]\(([^)]+)\)", document.read_text())
     }
     assert shown == {path.name for path in drawn} == {path.name for path in (ROOT / "docs" / "figures").iterdir()}
@@ -124,6 +125,7 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
         ("Adam | 0.1, 0.1", "adam"),
         ("AvaGrad | 1, 10", "avagrad"),
         ("Adam, its usual eps | 0.001, 1e-8", "adam-eps-1e-8"),
+        ("AvaStep, L2 decay | 0.001, 0.1", "avastep"),
     ],
 )
 def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str) -> None:
@@ -131,6 +133,35 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     assert result["epochs"] == 200
     cells = row_of("docs/reproduce.md", beginning)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
+
+
+@pytest.mark.parametrize(
+    ("name", "cifar", "text"),
+    [
+        ("SGD", "sgd", "sgd"),
+        ("Adam", "adam", "adam"),
+        ("AvaGrad", "avagrad", "avagrad"),
+        ("AvaGradW", None, "avagradw"),
+        ("AvaStep (ours)", "avastep", "avastep-lr-0.005"),
+    ],
+)
+def test_table_1_is_what_the_records_say(name: str, cifar: str | None, text: str) -> None:
+    (cells,) = (cells for cells in rows_of("docs/reproduce.md", name) if len(cells) == 5)
+    expected = "not run"
+    if cifar is not None:
+        error = json.loads((ROOT / "results" / "cifar10" / cifar / "result.json").read_text())["test"]["error"]
+        expected = f"{error:.2f} ({math.sqrt(error * (100 - error) / 10_000):.2f})"
+    bits = json.loads((ROOT / "results" / "penn-treebank" / text / "result.json").read_text())["test"]["error"]
+    assert (cells[1], cells[4]) == (expected, f"{bits:.3f}")
+
+
+@pytest.mark.parametrize("lr", ["0.0003", "0.001", "0.003", "0.01"])
+def test_avasteps_lines_on_cifar_are_what_the_records_say(lr: str) -> None:
+    folders = [ROOT / "results" / "cifar10-line" / f"avastep-lr-{lr}-eps-{eps}" for eps in ("1e-06", "0.001", "0.1")]
+    results = [json.loads((one / "result.json").read_text()) if one.exists() else None for one in folders]
+    expected = [f"{result['validation']['error']:.2f}" if result else "" for result in results]
+    (cells,) = rows_of("docs/reproduce.md", lr)
+    assert (cells + [""] * 3)[:3] == expected
 
 
 @pytest.mark.parametrize(
@@ -150,6 +181,94 @@ def test_the_table_of_penn_treebank_is_what_the_records_say(name: str, folder: s
     assert result["epochs"] == 75
     cells = row_of("docs/reproduce.md", f"{name}, Penn Treebank")
     assert cells[1:] == [f"{result[part]['error']:.3f}" for part in ("validation", "test")]
+
+
+# --- docs/choosing-lr-and-eps.md ---
+
+
+@pytest.mark.parametrize(
+    ("title", "place", "digits"),
+    [
+        ("CIFAR-10, AvaGrad", "cifar10-jpeg-small/avagrad", 1),
+        ("CIFAR-10, AvaGrad with `active_only`, `norm=1`", "cifar10-jpeg-small/avagrad-active", 1),
+        ("CIFAR-10, Adam", "cifar10-jpeg-small/adam", 1),
+        ("Tiny Shakespeare, AvaGrad", "tinyshakespeare-small/avagrad", 3),
+        ("Tiny Shakespeare, Adam", "tinyshakespeare-small/adam", 3),
+    ],
+)
+def test_the_table_of_two_lines_is_what_the_records_say(
+    sweeps: dict[str, Sweep], title: str, place: str, digits: int
+) -> None:
+    records = sweeps[place].records
+    parts = heat_map(place, records).separability
+    assert parts is not None
+    unit = "%" if digits == 1 else "bits"
+    cells = row_of("docs/choosing-lr-and-eps.md", title)
+    assert cells[0].removesuffix(" trials") == f"{parts.best_loss:.{digits}f} {unit} in {len(records)}"
+    rings = " (two rings)" if parts.rings == 2 else ""
+    assert cells[1] == f"{parts.pick_loss:.{digits}f} {unit} in {parts.trials}{rings}"
+
+
+def test_what_random_cells_find_is_what_the_records_say(sweeps: dict[str, Sweep]) -> None:
+    text = " ".join((ROOT / "docs" / "choosing-lr-and-eps.md").read_text().split())
+    median: dict[tuple[str, str], float] = {}
+    for folder in ("cifar10-jpeg-small", "tinyshakespeare-small"):
+        there = tuple(sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/"))
+        (chart,) = budgets.numbers(Collection("a", sweeps=there))
+        taken = {line.title: len(line.band.x) for line in chart.lines if line.kind == "separable"}
+        for line in chart.lines:
+            if line.kind == "random":
+                value = line.band.middle[taken[line.title] - 1]
+                assert value is not None
+                median[folder, line.title] = value
+    images, texts = (
+        [median[folder, name] for name in ("AvaGrad", "Adam")] for folder in sorted({f for f, _ in median})
+    )
+    assert f"{images[0]:.2f} % for AvaGrad and {images[1]:.2f} % for Adam on CIFAR-10" in text
+    assert f"{texts[0]:.3f} and {texts[1]:.3f} bits on the text" in text
+
+
+@pytest.mark.parametrize(
+    ("title", "folder", "adam"),
+    [
+        ("CIFAR-10, convolutional network", "cifar10-small", "adam"),
+        ("Tiny Shakespeare, LSTM", "tinyshakespeare-wide", "adam"),
+        ("film reviews, transformer", "gpt-quick", "adamw"),
+        ("digits, small network", "digits-wide", "adam"),
+    ],
+)
+def test_the_short_table_of_moves_is_what_the_records_say(title: str, folder: str, adam: str) -> None:
+    shown = []
+    for method in (adam, "avagrad", "avastep"):
+        seeds: dict[int, list[Record]] = {}
+        for record in read_records(ROOT / "results" / folder / method / "records.jsonl"):
+            seeds.setdefault(record.seed, []).append(record)
+        spread = statistics.mean(ridge(records).spread for records in seeds.values())
+        shown.append(f"{spread:.2f}{' (one seed)' if len(seeds) == 1 else ''}")
+    assert row_of("docs/choosing-lr-and-eps.md", title) == shown
+
+
+# --- docs/benchmarks.md ---
+
+
+@pytest.mark.parametrize(
+    ("title", "record", "parameters"),
+    [
+        ("H200: ResNet-50 (the host's time, for all)", "step-h200.json", "resnet50"),
+        ("H200: GPT-2, 124 M", "step-h200.json", "gpt2-124M"),
+        ("H200: 1.5 billion parameters", "step-h200.json", "gpt-1.5B"),
+        ("CPU, 2 threads: ResNet-50", "step-cpu.json", "resnet50"),
+        ("CPU, 2 threads: 4 matrices of 4096 x 4096", "step-cpu.json", "4x4096x4096"),
+    ],
+)
+def test_the_short_table_of_step_times_is_what_was_recorded(title: str, record: str, parameters: str) -> None:
+    rows = json.loads((ROOT / "results" / record).read_text())["rows"]
+    times = {row["optimizer"]: row["milliseconds"] for row in rows if row["parameters"] == parameters}
+    ours = ("AvaStep fused", "AvaGrad fused", "AvaGradW fused", "pytorch_optimizer AvaGrad")
+    wanted = [times.get(name) for name in ("torch AdamW fused", "torch Adam fused", *ours)]
+    shown = ["" if ms is None else f"{ms:.{2 if ms < 2 else 1}f}" for ms in wanted]
+    cells = row_of("docs/benchmarks.md", title)
+    assert cells + [""] * (len(shown) - len(cells)) == shown
 
 
 # --- docs/avastep.md ---
@@ -266,18 +385,23 @@ def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) ->
 LRS = ("0.0005", "0.001", "0.002", "0.004", "0.008")
 
 
-def bits(folder: str, name: str, seeds: int = 1) -> str:
-    """The validation loss of a run as the document has it; with seeds, their mean and range."""
+def losses(folder: str, name: str, seeds: int, steps: int = 1800) -> list[float]:
+    """Return the validation losses of a run's seeds."""
     names = [name, *(f"{name}-seed-{seed}" for seed in range(1, seeds))]
     results = [json.loads((ROOT / "results" / folder / one / "result.json").read_text()) for one in names]
-    assert all(result["steps"] == 1800 for result in results)
-    return mean_and_range([result["validation"]["error"] for result in results], 4)
+    assert all(result["steps"] == steps for result in results)
+    return [result["validation"]["error"] for result in results]
+
+
+def bits(folder: str, name: str, seeds: int = 1) -> str:
+    """Return a validation loss as the document has it; with seeds, their mean and range."""
+    return mean_and_range(losses(folder, name, seeds), 4)
 
 
 @pytest.mark.parametrize(
     ("row", "folder", "lr", "seeds"),
     [(f"10.8 M parameters | 1,800 | {lr}", "gpt-small", lr, 3 if lr == "0.002" else 1) for lr in LRS]
-    + [("85.4 M parameters | 1,800 | 0.001", "gpt-base", "0.001", 1)],
+    + [("85.4 M parameters | 1,800 | 0.001", "gpt-base", "0.001", 2)],
 )
 def test_the_table_of_the_same_settings_is_what_the_records_say(row: str, folder: str, lr: str, seeds: int) -> None:
     both = [bits(folder, f"{name}-lr-{lr}", seeds) for name in ("adamw", "avastep")]
@@ -285,15 +409,18 @@ def test_the_table_of_the_same_settings_is_what_the_records_say(row: str, folder
 
 
 def test_adopts_line_is_what_the_records_say() -> None:
+    text = " ".join((ROOT / "docs" / "transformers.md").read_text().split())
     line = ", ".join(bits("gpt-small", f"adopt-lr-{lr}") for lr in LRS)
-    assert f"smaller model: {line}." in (ROOT / "docs" / "transformers.md").read_text()
+    assert f"smaller model: {line}." in text
+    assert f"three seeds: {bits('gpt-small', 'adopt-lr-0.0005', 3)}" in text
+    assert f"{bits('gpt-small', 'adopt-lr-0.00025')} at 0.00025" in text
 
 
 @pytest.mark.parametrize(
     ("eps", "name", "seeds"),
     [
         ("1e-8", "", 3),
-        ("1e-6", "-eps-1e-06", 2),
+        ("1e-6", "-eps-1e-06", 3),
         ("1e-5", "-eps-1e-05", 1),
         ("1e-4", "-eps-0.0001", 1),
         ("1e-3", "-eps-0.001", 1),
@@ -310,6 +437,7 @@ def test_the_line_over_eps_is_what_the_records_say(eps: str, name: str, seeds: i
     [
         ("torch AdamW, fused", "adamw", "graph", 1.0),
         ("AvaStep, fused", "avastep", "graph", 1.0),
+        ("torch AdamW, fused, no graph", "adamw", "plain", None),
         ("AvaStep, fused, no graph", "avastep", "plain", None),
         ("AvaStep, in backward, no graph", "avastep", "in backward", None),
     ],
@@ -320,5 +448,58 @@ def test_the_table_of_the_transformers_speed_is_what_was_recorded(
     record = json.loads((ROOT / "results" / "transformer-h200.json").read_text())
     (found,) = (row for row in record["rows"] if (row["optimizer"], row["way"], row["clip"]) == (optimizer, way, clip))
     expected = [f"{found['ms']:.1f}", f"{round(found['tokens_per_second'], -2):,.0f}", f"{100 * found['share']:.0f} %"]
+    expected.append(f"{found['peak_mb'] / 1000:.2f}" if found["peak_mb"] else "not counted")
     assert row_of("docs/transformers.md", name) == expected
     assert found["share"] > 0.4
+
+
+@pytest.mark.parametrize(("vocabulary", "steps"), [(2000, 565), (32000, 396)])
+@pytest.mark.parametrize("eps", [None, "1e-8", "1e-5", "1e-3", "1e-1"])
+def test_the_table_of_vocabularies_is_what_the_records_say(vocabulary: int, steps: int, eps: str | None) -> None:
+    row = f"{vocabulary:,}, AvaStep, eps {eps}" if eps else f"{vocabulary:,}, AdamW, eps 1e-8"
+    found = {}
+    for lr in LRS[1:4]:
+        name = f"avastep-lr-{lr}-eps-{eps}" if eps else f"adamw-lr-{lr}"
+        found[lr] = json.loads((ROOT / "results" / f"gpt-tokens-{vocabulary}" / name / "result.json").read_text())
+        assert found[lr]["steps"] == steps
+    bits = {lr: result["validation"]["error"] for lr, result in found.items()}
+    best = min(bits, key=lambda lr: bits[lr])
+    groups = found[best]["details"]["bits_by_frequency"]
+    expected = [*(f"{value:.3f}" for value in bits.values()), best, f"{groups[0]:.2f}", f"{groups[-1]:.2f}"]
+    assert row_of("docs/transformers.md", row) == expected
+
+
+# --- README.md ---
+
+
+@pytest.mark.parametrize(
+    ("row", "record", "parameters"),
+    [
+        ("optimizer step, GPT-2 124 M, H200", "step-h200.json", "gpt2-124M"),
+        ("optimizer step, 1.5 billion parameters, H200", "step-h200.json", "gpt-1.5B"),
+        ("optimizer step, GPT-2 124 M in bfloat16, H200", "step-h200.json", "gpt2-124M-bf16"),
+        ("optimizer step, 67 M parameters, CPU", "step-cpu.json", "4x4096x4096"),
+    ],
+)
+def test_the_readmes_step_times_are_what_was_recorded(row: str, record: str, parameters: str) -> None:
+    rows = json.loads((ROOT / "results" / record).read_text())["rows"]
+    times = {one["optimizer"]: one["milliseconds"] for one in rows if one["parameters"] == parameters}
+    cells = row_of("README.md", row)
+    digits = 2 if float(cells[0]) < 10 else 1
+    assert cells == [f"{times[name]:.{digits}f}" for name in ("torch AdamW fused", "AvaStep fused")]
+
+
+def test_the_readmes_transformers_are_what_was_recorded() -> None:
+    rows = json.loads((ROOT / "results" / "transformer-h200.json").read_text())["rows"]
+    times = {row["optimizer"]: f"{row['ms']:.1f}" for row in rows if (row["way"], row["clip"]) == ("graph", 1.0)}
+    cells = row_of("README.md", "whole training step, 85 M transformer, H200")
+    assert cells == [times[name] for name in ("adamw", "avastep")]
+    text = " ".join((ROOT / "README.md").read_text().split())
+    small = [statistics.mean(losses("gpt-small", f"{name}-lr-0.002", 3)) for name in ("adamw", "avastep")]
+    base = [statistics.mean(losses("gpt-base", f"{name}-lr-0.001", 2)) for name in ("adamw", "avastep")]
+    assert f"{small[1]:.3f} against {small[0]:.3f} bits per character with 10 M parameters, three seeds" in text
+    assert f"{base[1]:.3f} against {base[0]:.3f} with 85 M, two seeds" in text
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 900

@@ -5,12 +5,12 @@ import sys
 
 
 def main() -> None:
-    """Run the command line, or say what it needs."""
+    """Run the command line, or print which packages are missing."""
     missing = [name for name in ("typer", "rich", "optuna") if importlib.util.find_spec(name) is None]
     if missing:
         print(
             f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]' (or avagrad[tune], "
-            "for searches alone). "
+            "for searches only). "
             "(python -m avagrad.lab.train runs without typer and rich.)",
             file=sys.stderr,
         )

@@ -1,3 +1,3 @@
-"""The version, apart from everything that needs torch, so that a build can read it."""
+"""The version, in a file that does not import torch, so that a build can read it."""
 
 __version__ = "0.1.0"

@@ -1,6 +1,6 @@
-"""What a step costs: time, host time, launches and memory, beside torch's optimizers, on real models' parameters.
+"""The cost of a step: time, host time, launches and memory, compared with torch's optimizers, for real models.
 
-Needs torch alone. ``benchmarks/step.py`` calls it.
+It needs only torch. ``benchmarks/step.py`` calls it.
 """
 
 import importlib.util
@@ -57,7 +57,7 @@ SETS: dict[str, tuple[Shapes, torch.dtype, bool]] = {
 
 
 def fitting(device: torch.device) -> list[str]:
-    """Return the names of the sets that a device can be expected to hold.
+    """Return the names of the sets that should fit on a device.
 
     >>> fitting(torch.device("cpu"))
     ['resnet50', '1000x1024', '4x4096x4096']
@@ -75,16 +75,16 @@ class Row:
 
     parameters: str
     optimizer: str
-    milliseconds: float  # of a whole step, back to back, without synchronisation between steps
-    host_milliseconds: float  # that the host is busy for a step
+    milliseconds: float  # per step, without synchronisation between steps
+    host_milliseconds: float  # of the host, per step
     of_fused_adamw: float | None
-    of_floor: float | None  # on CUDA: over the bytes that must move at the measured copy bandwidth
+    of_floor: float | None  # on CUDA: relative to moving the necessary bytes at the measured copy bandwidth
     launches: int | None
     extra_megabytes: float | None  # peak memory above parameters, gradients and state
 
 
 def variants(dtype: torch.dtype) -> dict[str, Callable[[list[Tensor]], Any]]:
-    """Return the optimizers to compare; torch's fused AdamW, which all are compared with, comes first."""
+    """Return the optimizers to compare; torch's fused AdamW, the reference, comes first."""
     made: dict[str, Callable[[list[Tensor]], Any]] = {"torch AdamW fused": lambda p: torch.optim.AdamW(p, fused=True)}
     made["torch Adam fused"] = lambda p: torch.optim.Adam(p, fused=True)
     made["torch AdamW foreach"] = lambda p: torch.optim.AdamW(p, foreach=True)
@@ -106,7 +106,7 @@ def variants(dtype: torch.dtype) -> dict[str, Callable[[list[Tensor]], Any]]:
 
 
 def describe(device: torch.device) -> dict[str, str]:
-    """Return the device and the versions that a result belongs to.
+    """Return the device and the versions of a result.
 
     >>> sorted(describe(torch.device("cpu")))
     ['avagrad', 'device', 'python', 'torch', 'triton']
@@ -124,7 +124,7 @@ def describe(device: torch.device) -> dict[str, str]:
 
 
 def copy_bandwidth(device: torch.device) -> float:
-    """Return the bytes that a large copy moves in a second, read and written.
+    """Return the bytes per second of a large copy, read and written.
 
     >>> copy_bandwidth(torch.device("cpu")) > 1e8
     True
@@ -136,7 +136,7 @@ def copy_bandwidth(device: torch.device) -> float:
 
 
 def measure(opt: Any, device: torch.device, steps: int = 20, repeats: int = 7) -> tuple[float, float]:
-    """Return milliseconds of a step and of the host for it: the median of repeated runs of some steps.
+    """Return the milliseconds of a step, in total and on the host: medians over repeats of some steps.
 
     >>> w = torch.nn.Parameter(torch.ones(3))
     >>> w.grad = torch.ones(3)
@@ -182,7 +182,7 @@ def _launches(opt: Any) -> int:
 
 
 def run(device: torch.device, names: Iterable[str], optimizers: Iterable[str] | None = None) -> list[Row]:
-    """Measure optimizers on sets of parameters; a variant that takes seconds a step is timed over fewer steps.
+    """Measure optimizers on sets of parameters; slow variants are timed over fewer steps.
 
     >>> rows = run(torch.device("cpu"), ["1000x1024"], ["torch AdamW fused"])
     >>> rows[0].of_fused_adamw
@@ -222,7 +222,7 @@ def run(device: torch.device, names: Iterable[str], optimizers: Iterable[str] | 
                 extra = (torch.cuda.max_memory_allocated() - known) / 2**20
             adamw = milliseconds if label == "torch AdamW fused" else adamw
             ratio = milliseconds / adamw if adamw else None
-            # A CPU's copy is no floor: it reads what it is about to overwrite, which a step does not.
+            # A CPU's copy is not a floor: it also reads its target, which a step does not.
             of_floor = milliseconds / floor if device.type == "cuda" else None
             rows.append(Row(name, label, milliseconds, host, ratio, of_floor, launches, extra))
             del opt
@@ -258,7 +258,7 @@ def table(rows: list[Row]) -> str:
 
 
 def cell(x: float | None, digits: int) -> str:
-    """Return a number for a table, or nothing where there is none.
+    """Return a number for a table, or an empty string for None.
 
     >>> cell(1.25, 1), cell(None, 1)
     ('1.2', '')
@@ -278,6 +278,6 @@ def markdown(headings: list[str], lines: list[list[str]]) -> str:
 
 
 def save(rows: list[Row], device: torch.device, path: Path) -> None:
-    """Write the rows and what they belong to as JSON."""
+    """Write the rows, the device and the versions as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": describe(device), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")

@@ -1,5 +1,6 @@
-"""Optimizers by name, for scripts and frameworks that take one from a configuration."""
+"""Optimizers by name, for scripts and frameworks that read one from a configuration."""
 
+import inspect
 from typing import Any, NamedTuple
 
 import torch
@@ -36,7 +37,7 @@ OPTIMIZERS: dict[str, Named] = {
 
 
 def optimizers() -> list[str]:
-    """Return the names that :func:`create_optimizer` takes: our classes, and torch's of the paper's comparison.
+    """Return the names for :func:`create_optimizer`: our classes, and torch's from the paper's comparison.
 
     >>> "avastep" in optimizers(), "adamw" in optimizers()
     (True, True)
@@ -56,10 +57,10 @@ def create_optimizer(
 
     Args:
         model_or_params: a model, of which biases and the parameters of normalisation layers do not decay
-            (:func:`avagrad.optim.no_decay_groups`); or parameters or groups, which are taken as they are.
+            (:func:`avagrad.optim.no_decay_groups`); or parameters or groups, which are used unchanged.
         name: one of :func:`optimizers`; case, ``_`` and ``-`` do not matter.
-        lr: the learning rate; None is the class's default.
-        weight_decay: the weight decay; None is the class's default.
+        lr: the learning rate; None for the class's default.
+        weight_decay: the weight decay; None for the class's default.
         options: all other arguments of the class.
 
     >>> model = torch.nn.Sequential(torch.nn.Linear(2, 3), torch.nn.LayerNorm(3))
@@ -69,7 +70,7 @@ def create_optimizer(
     >>> create_optimizer(model, "avasteep")
     Traceback (most recent call last):
     ...
-    ValueError: name is 'avasteep', which is not known; did you mean 'avastep'? There are: sgd, ...
+    ValueError: name is 'avasteep', which is not known; did you mean 'avastep'? Choose from: sgd, ...
     """
     bare = {known.replace("-", ""): value for known, value in OPTIMIZERS.items()}
     wanted = str(name).lower().replace("-", "").replace("_", "")
@@ -81,6 +82,8 @@ def create_optimizer(
     arguments = {key: value for key, value in given.items() if value is not None} | options | fixed
     if not isinstance(model_or_params, nn.Module):
         return make(model_or_params, **arguments)
-    if weight_decay is None:
+    default = inspect.signature(make).parameters["weight_decay"].default  # AdamW's is not 0
+    if weight_decay is None and default == 0:
         return make(model_or_params.parameters(), **arguments)
-    return make(no_decay_groups(model_or_params, weight_decay=weight_decay), **arguments)
+    decay = default if weight_decay is None else weight_decay
+    return make(no_decay_groups(model_or_params, weight_decay=decay), **arguments)

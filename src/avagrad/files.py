@@ -1,4 +1,4 @@
-"""Writing files so that nobody ever sees a part of one."""
+"""Atomic writes of files."""
 
 import os
 from collections.abc import Callable
@@ -9,9 +9,9 @@ __all__ = ["name_file", "write_atomic"]
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object], *, shared: bool = False) -> None:
-    """Replace a file as a whole: written beside, synced, renamed. After a crash it is the old one or the new one.
+    """Replace a file atomically: write a temporary file, sync, rename. After a crash it is the old or the new one.
 
-    Where ``shared``, several processes may write it at once, each beside it under a name of its own.
+    With ``shared`` several processes may write it at once, each to its own temporary file.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -19,26 +19,26 @@ def write_atomic(path: Path, write: Callable[[IO[bytes]], object], *, shared: bo
     ...     Path(folder, "a").read_bytes(), sorted(os.listdir(folder))
     (b'all', ['a'])
     """
-    beside = path.with_name(f".{path.name}.{os.getpid()}.new" if shared else f".{path.name}.new")
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.new" if shared else f".{path.name}.new")
     try:
-        with beside.open("wb") as file:
+        with temporary.open("wb") as file:
             write(file)
             file.flush()
             os.fsync(file.fileno())
-        os.replace(beside, path)
+        os.replace(temporary, path)
     except BaseException as error:
-        beside.unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         name_file(error, path)
         raise
     folder = os.open(path.parent, os.O_RDONLY)
     try:
-        os.fsync(folder)  # the new name, too, has to survive
+        os.fsync(folder)  # the rename must also survive a crash
     finally:
         os.close(folder)
 
 
 def name_file(error: BaseException, path: Path) -> None:
-    """Have an error of the system say which file it is about: that of a full disk does not.
+    """Add the file name to an OSError: that of a full disk has none.
 
     >>> error = OSError(28, "No space left on device")
     >>> name_file(error, Path("a"))

@@ -1,4 +1,4 @@
-"""Names that people type, and what they probably meant."""
+"""Lookup of names, with suggestions for misspelled ones."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -10,7 +10,7 @@ T = TypeVar("T")
 
 
 def nearest(name: str, known: Iterable[str]) -> str | None:
-    """Return the known name that is most like this one, if any is.
+    """Return the known name that is most similar to this one, if any is close.
 
     >>> nearest("avagard", ["adam", "avagrad"]), nearest("lion", ["adam", "avagrad"])
     ('avagrad', None)
@@ -21,15 +21,15 @@ def nearest(name: str, known: Iterable[str]) -> str | None:
 
 
 def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
-    """Return what stands under a name, or say which names there are, the nearest first.
+    """Return the value of a name, or raise an error that suggests the nearest name and lists all.
 
     >>> look_up("optimizer", "Adma", {"adam": 1, "sgd": 2})
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'Adma', which is not known; did you mean 'adam'? There are: adam, sgd.
+    ValueError: optimizer is 'Adma', which is not known; did you mean 'adam'? Choose from: adam, sgd.
     """
     if name in known:
         return known[name]
     near = nearest(str(name), known)
     hint = f"; did you mean {near!r}?" if near else "."
-    raise ValueError(f"{what} is {name!r}, which is not known{hint} There are: {', '.join(known)}.")
+    raise ValueError(f"{what} is {name!r}, which is not known{hint} Choose from: {', '.join(known)}.")

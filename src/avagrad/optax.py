@@ -1,8 +1,7 @@
 """AvaGrad, AvaGradW, Delayed Adam and AvaStep for JAX, as gradient transformations of optax.
 
-They take the steps of the classes of :mod:`avagrad.optim`: in float64 the numbers agree to 1e-12. Each method is an
-alias, such as :func:`avastep`, and the transformation behind it, such as :func:`scale_by_avastep`, without the learning
-rate.
+They take the same steps as the classes of :mod:`avagrad.optim`: in float64 the numbers agree to 1e-12. Each method has
+an alias, such as :func:`avastep`, and a transformation without the learning rate, such as :func:`scale_by_avastep`.
 
 >>> params = {"w": jnp.array([1.0, -2.0])}
 >>> opt = avastep(learning_rate=0.01)
@@ -15,31 +14,31 @@ rate.
 [0.98, -1.98]
 
 **The first gradient** of a leaf only fills its moments, since there is no earlier one to take rates from: the leaf is
-not moved and not decayed. The decay is an argument of the ``scale_by`` functions because of this:
-``optax.add_decayed_weights`` decays in that step, too.
+not moved and not decayed. Because of this the decay is an argument of the ``scale_by`` functions:
+``optax.add_decayed_weights`` would also decay in that step.
 
 **A leaf without a gradient** is ``None`` (or ``optax.MaskedNode()``) in the updates. It is not moved and not decayed,
-its update is zeros, and its state stays as it is. Each leaf counts its own gradients, so its first gradient may come
+its update is zeros, and its state does not change. Each leaf counts its own gradients, so its first gradient may come
 late. A gradient of zeros is a gradient. Under ``jit`` each pattern of missing leaves is compiled once. A leaf that is
-missing in the parameters, too, has no state.
+also missing in the parameters has no state.
 
 **The norm** runs over all leaves that the transformation sees, whether or not they have a gradient in this step.
-``optax.multi_transform`` and ``optax.partition`` show each label its own leaves alone, and so make a norm for each
-label. Where one norm is wanted, scale all leaves together, and vary the learning rate afterwards:
+``optax.multi_transform`` and ``optax.partition`` pass each label only its own leaves, so each label has its own norm.
+For one norm, scale all leaves together, and vary the learning rate afterwards:
 
 >>> by_label = {"slow": optax.scale(-0.01), "fast": optax.scale(-0.1)}
 >>> opt = optax.chain(scale_by_avagrad(), optax.multi_transform(by_label, {"w": "slow", "b": "fast"}))
 
-**Several devices.** Under ``jit`` with sharded parameters nothing is to be done. Inside of ``jax.shard_map`` and
-``jax.pmap`` a device sees its own part: where parameters are spread over an axis, name it as ``axis_name``, and two
-numbers are added up over it. All leaves must then be spread over that axis. Parameters that each device holds in full
-need no name.
+**Several devices.** Under ``jit`` with sharded parameters there is nothing to do. Inside ``jax.shard_map`` and
+``jax.pmap`` a device sees only its own part: if parameters are sharded over an axis, pass it as ``axis_name``, and two
+numbers are summed over it. All leaves must then be sharded over that axis. Replicated parameters need no
+``axis_name``.
 
-**Hyper-parameters** may be traced, so ``optax.inject_hyperparams`` and ``jax.vmap`` work. What is traced is not
-checked. With ``inject_hyperparams``, name a ``mask`` that is a function and a ``mu_dtype`` that is a type in its
+**Hyper-parameters** may be traced, so ``optax.inject_hyperparams`` and ``jax.vmap`` work. Traced values are not
+checked. With ``inject_hyperparams``, list a ``mask`` that is a function and a ``mu_dtype`` that is a type in its
 ``static_args``; with bfloat16 parameters set its ``hyperparam_dtype`` to float32, since 0.999 is 1 in bfloat16.
 
-**To go up** instead of down, put ``optax.scale(-1.0)`` first in a chain.
+**To maximize**, put ``optax.scale(-1.0)`` first in a chain.
 
 **Half precision.** The moments of bfloat16 and float16 leaves are float32. Updates have the dtype of the gradients.
 """
@@ -90,7 +89,7 @@ class DelayedState(NamedTuple):
     """The state of all transformations here.
 
     Attributes:
-        count: how many gradients each leaf has had, in the order of ``jax.tree.leaves``.
+        count: the number of gradients of each leaf so far, in the order of ``jax.tree.leaves``.
         mu: the first moments.
         nu: the second moments.
 
@@ -130,7 +129,7 @@ class _Rule:
         if self.clip_update is not None and not self.bias_correction:
             raise ValueError(
                 f"{self.owner}: clip_update is {self.clip_update!r} and bias_correction is False, but clip_update must "
-                "be None then: the first gradients have no size to be compared with."
+                "be None then: the first gradients have no typical size yet."
             )
 
     def init(self, params: Any) -> DelayedState:
@@ -154,7 +153,7 @@ class _Rule:
         for i, has_state in enumerate(not _is_missing(x) for x in v):
             if has_gradient[i] and not has_state:
                 path, _ = jax.tree_util.tree_leaves_with_path(state.nu, is_leaf=_is_missing)[i]
-                found = f"updates{jax.tree_util.keystr(path)} is there"
+                found = f"updates{jax.tree_util.keystr(path)} is given"
                 raise ValueError(f"{self.owner}: {found}, but must be missing as it was in the params of init.")
             if has_gradient[i]:
                 g[i], m[i], v[i] = self.step(g[i], m[i], v[i], state.count[i], gamma, w[i] if decays[i] else None)
@@ -164,7 +163,7 @@ class _Rule:
         return tree.unflatten(g), DelayedState(count, tree.unflatten(m), tree.unflatten(v))
 
     def decays(self, tree: Any, params: Any) -> list[Any]:
-        """Tell for each leaf whether it decays."""
+        """Return for each leaf whether it decays."""
         if not _is_traced(self.weight_decay) and self.weight_decay == 0:
             return [False] * tree.num_leaves
         if params is None:
@@ -173,23 +172,23 @@ class _Rule:
         mask: Any = True if self.mask is None else self.mask
         if (leaves := jax.tree.leaves(mask)) and all(map(callable, leaves)):
             mask = mask(params)
-        spread = jax.tree.map(lambda decays, below: jax.tree.map(lambda _: decays, below), mask, params)
-        return list(tree.flatten_up_to(spread))
+        expanded = jax.tree.map(lambda decays, below: jax.tree.map(lambda _: decays, below), mask, params)
+        return list(tree.flatten_up_to(expanded))
 
     def rates(self, v: Any, count: Any) -> tuple[Any, Any]:
-        """Return the usual sizes of gradients and the rates, from the past alone: ``r_t`` and ``eta_t``.
+        """Return the typical sizes of gradients and the rates, from past gradients only: ``r_t`` and ``eta_t``.
 
-        With bias correction those of a leaf that has had no gradient yet are not to be used.
+        With bias correction they are invalid for a leaf without a gradient so far.
         """
         r = jnp.sqrt(v / _correction(self.b2, jnp.maximum(count, 1), v.dtype) if self.bias_correction else v)
         eta = 1 / (r + self.eps)
-        return r, eta * jnp.sign(v) if self.active_only else eta  # v exactly zero: it has never seen a gradient
+        return r, eta * jnp.sign(v) if self.active_only else eta  # v is exactly 0: no gradient so far
 
     def gamma(self, count: Any, leaves: list[Any]) -> Any:
-        """Return the factor that normalises the rates, or the step that they are predicted to make."""
+        """Return the factor that normalises the rates, or the predicted step."""
         if not self.normalised:
             return 1.0
-        # What is summed is multiplied by unit: in float32 its square fits at every eps.
+        # The terms are multiplied by unit, so that their squares fit in float32 at every eps.
         unit = jnp.maximum(1.0, self.eps) if self.of_step else jnp.sqrt(self.eps)
         total = d = jnp.zeros((), jnp.result_type(float))
         for i, v in enumerate(leaves):
@@ -207,7 +206,7 @@ class _Rule:
         return unit / jnp.where(self.norm == 2, jnp.sqrt(mean), mean)
 
     def step(self, g: Any, m: Any, v: Any, count: Any, gamma: Any, w: Any) -> tuple[Any, Any, Any]:
-        """Return the direction and the moments of one leaf; ``w`` is None where it does not decay."""
+        """Return the direction and the moments of one leaf; ``w`` is None if it does not decay."""
         r, eta = self.rates(v, count)
         decay = None if w is None else self.weight_decay * jnp.asarray(w, v.dtype)
         x, mu = jnp.asarray(g, v.dtype), m.astype(v.dtype)
@@ -278,19 +277,19 @@ def scale_by_avagrad(
     Args:
         b1: the decay of the first moment.
         b2: the decay of the second moment.
-        eps: how adaptive the method is: small as Adam, large as SGD; from 1e-15 to 1e15.
-        weight_decay: added to the gradient, times the parameter (L2). Where it is not 0, ``update`` needs ``params``.
+        eps: how adaptive the method is: like Adam if small, like SGD if large; from 1e-15 to 1e15.
+        weight_decay: added to the gradient, times the parameter (L2). If it is not 0, ``update`` needs ``params``.
         decoupled_weight_decay: add the decay to the update instead, as AdamW does; not at a leaf's first gradient.
         mask: which leaves decay: a tree of bools with the structure of the parameters or a prefix of it, or a function
             that returns one for the parameters; None for all.
-        bias_correction: divide the moments by 1 - beta^t. False is the paper's box to the letter: then a first
-            gradient moves a leaf, and all leaves count in the norm from the start.
+        bias_correction: divide the moments by 1 - beta^t. False is the paper's algorithm as printed: a first
+            gradient then moves a leaf, and all leaves count in the norm from the start.
         norm: 2 for the root mean square of the rates (the paper), 1 for their mean.
         active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in the norm.
-        clip_update: take no more of a coordinate's momentum than this multiple of the usual size of its gradient; None
-            takes all. Not with ``bias_correction=False``.
+        clip_update: clamp a coordinate's momentum to this multiple of the typical size of its gradient; None is no
+            clamp. Not with ``bias_correction=False``.
         mu_dtype: the dtype of the first moments; None for the second moments' (at least float32).
-        axis_name: in ``shard_map`` and ``pmap`` the axis, or axes, over which all leaves are spread.
+        axis_name: in ``shard_map`` and ``pmap`` the axis, or axes, over which all leaves are sharded.
 
     >>> opt = scale_by_avagrad(eps=1.0)
     >>> state = opt.init(jnp.zeros(2))
@@ -318,9 +317,11 @@ def scale_by_avastep(
 ) -> Any:
     """Scale updates as :class:`avagrad.AvaStep` does: the root mean square of all is at most ``clip_update``.
 
-    Args are those of :func:`scale_by_avagrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
-        norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
-        clip_moment: take a gradient as no larger than this multiple of its usual size; None takes it as it is.
+    The arguments are those of :func:`scale_by_avagrad`, without ``bias_correction`` and ``active_only``, which are
+    always on, and with these:
+
+    - ``norm``: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values
+    - ``clip_moment``: clamp gradients to this multiple of their typical size; None is no clamp
 
     >>> opt = scale_by_avastep(eps=1.0)
     >>> state = opt.init(jnp.zeros(2))
@@ -345,7 +346,7 @@ def delayed_adam(
     clip_update: Any = None,
     mu_dtype: Any = None,
 ) -> Any:
-    """Delayed Adam, as :class:`avagrad.DelayedAdam`: Adam whose rates come from the past alone.
+    """Delayed Adam, as :class:`avagrad.DelayedAdam`: Adam whose rates come only from past gradients.
 
     ``learning_rate`` is a number or a schedule. All other args are those of :func:`scale_by_avagrad`.
 
@@ -377,8 +378,8 @@ def avagrad(
 ) -> Any:
     """AvaGrad, as :class:`avagrad.AvaGrad`: Delayed Adam, its rates divided by their root mean square.
 
-    ``learning_rate`` is a number or a schedule, of the size of SGD's (divided by 1 - momentum), not of Adam's. All
-    other args are those of :func:`scale_by_avagrad`.
+    ``learning_rate`` is a number or a schedule, on SGD's scale (divided by 1 - momentum), not Adam's. All other args
+    are those of :func:`scale_by_avagrad`.
 
     >>> params, opt = jnp.array([1.0, -2.0]), avagrad(0.1)
     >>> state = opt.init(params)
@@ -436,7 +437,7 @@ def avastep(
 ) -> Any:
     """AvaStep, as :class:`avagrad.AvaStep`: steps of a known size, at every ``eps``.
 
-    ``learning_rate`` is a number or a schedule, of the size of Adam's. All other args are those of
+    ``learning_rate`` is a number or a schedule, on Adam's scale. All other args are those of
     :func:`scale_by_avastep`.
 
     >>> params, opt = jnp.array([1.0, -2.0]), avastep(0.01)
@@ -462,7 +463,7 @@ def _optimizer(owner: str, arguments: dict[str, Any]) -> Any:
 
 
 def _check(owner: str, arguments: dict[str, Any]) -> None:
-    """Refuse values that are not allowed; a traced one has no value yet."""
+    """Reject values that are not allowed; a traced one has no value yet."""
     known = {key: x for key, x in arguments.items() if not _is_traced(x)}
     arrays = {key: x.item() for key, x in known.items() if isinstance(x, jax.Array | np.ndarray) and x.size == 1}
     check_values(owner, {**known, **arrays}, _ALLOWED)

@@ -1,4 +1,4 @@
-"""How far a computation is: a bar on a terminal, and a line now and then where there is none."""
+"""Progress: a bar on a terminal, and occasional lines elsewhere."""
 
 import sys
 import time
@@ -17,16 +17,16 @@ class _StepRate(ProgressColumn):
 
 
 class Bar(Progress):
-    """Shows on standard error how far a computation is; a context manager.
+    """A context manager that shows progress on standard error.
 
-    On a terminal there is a bar; elsewhere ``line`` prints, and nothing else does.
+    On a terminal it shows a bar; elsewhere only ``line`` prints.
 
     >>> with Bar() as bar:
     ...     bar.at("run", 1, 2)
     """
 
-    COUNTS_STEPS = True  # which are many and quick; whatever else is counted is few and slow, and named by numbers
-    EVERY = 30.0  # seconds from one line to the next, at least
+    COUNTS_STEPS = True  # steps are many and quick; other units are few and slow, and have no rate
+    EVERY = 30.0  # minimum seconds between lines
 
     def __init__(self) -> None:
         console = Console(stderr=True)
@@ -45,11 +45,11 @@ class Bar(Progress):
         self.last_line = time.monotonic()
 
     def at(self, what: str, done: int, total: int, last: str = "") -> None:
-        """Show how far it is, and what came out last."""
+        """Show the progress and the last result."""
         self.update(self.task_id, description=what, completed=done, total=total, last=last)
 
     def line(self, text: str, *, now: bool = False) -> None:
-        """Print a line where there is no terminal: ``now``, or if the last one was long enough ago."""
+        """Print a line if there is no terminal: ``now``, or if the last one was long enough ago."""
         if not self.console.is_terminal and (now or time.monotonic() - self.last_line > self.EVERY):
             self.last_line = time.monotonic()
             print(text, file=sys.stderr, flush=True)

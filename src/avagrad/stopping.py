@@ -1,4 +1,4 @@
-"""Signals that ask a run or a search to stop: it saves first."""
+"""Signals that ask a run or a search to save and stop."""
 
 import contextlib
 import os
@@ -14,9 +14,9 @@ _GRACE = 5.0  # seconds
 
 
 class Stopped(KeyboardInterrupt):
-    """A run or a search was asked to stop (Ctrl-C, SIGTERM), and has saved everything; the message says how to go on.
+    """A run or a search was asked to stop (Ctrl-C, SIGTERM), and has saved everything; the message says how to resume.
 
-    ``folder`` is that of a run. ``exit_code`` is the one that the signal would have given; the commands end with it.
+    ``folder`` is the folder of a run. ``exit_code`` is the signal's usual exit code, which the commands return.
 
     >>> Stopped("stopped", number=signal.SIGTERM).exit_code
     143
@@ -28,7 +28,7 @@ class Stopped(KeyboardInterrupt):
 
 
 class StopRequest:
-    """The signal that asked the run to stop, if one did.
+    """The signal that asked the run to stop, if any.
 
     >>> StopRequest().signal is None
     True
@@ -41,17 +41,17 @@ class StopRequest:
 
 @contextlib.contextmanager
 def catch_signals() -> Iterator[StopRequest]:
-    """Catch SIGTERM and SIGINT, and remember the first.
+    """Catch SIGTERM and SIGINT, and record the first.
 
-    Within a few seconds more of them are one and the same: they must not end the process while it saves. Later ones do
-    what they always do, and so does one that came too late for the run to stop.
+    Further signals within a few seconds are ignored: they must not end the process while it saves. Later ones have
+    their usual effect, and so does one that came too late for the run to stop.
 
     >>> with catch_signals() as stop:
     ...     stop.signal is None
     True
     """
     stop = StopRequest()
-    if threading.current_thread() is not threading.main_thread():  # only there can they be caught
+    if threading.current_thread() is not threading.main_thread():  # signals can be caught only there
         yield stop
         return
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
@@ -80,13 +80,13 @@ def catch_signals() -> Iterator[StopRequest]:
 
 @contextlib.contextmanager
 def interrupt_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM, with which a scheduler stops a process, raise KeyboardInterrupt as Ctrl-C does.
+    """Make SIGTERM, which schedulers send, raise KeyboardInterrupt as Ctrl-C does.
 
     >>> with interrupt_on_sigterm():
     ...     signal.getsignal(signal.SIGTERM) is signal.default_int_handler
     True
     """
-    if threading.current_thread() is not threading.main_thread():  # only there can it be caught
+    if threading.current_thread() is not threading.main_thread():  # signals can be caught only there
         yield
         return
     before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL

@@ -1,4 +1,4 @@
-"""The paper's two theorems as numbers that a run can be held against. A run that breaks one of them has a bug.
+"""The paper's two theorems as numbers to compare a run with. A run that violates one of them has a bug.
 
 **Theorem 1**: on :class:`Problem` Adam leaves the minimiser and drifts to ``w = 1``. :func:`adam_drift` is its expected
 step, :func:`drift_bound` the proof's lower bound on it, :func:`smallest_c` the ``C`` from which on that is positive.
@@ -11,17 +11,17 @@ step, :func:`drift_bound` the proof's lower bound on it, :func:`smallest_c` the 
     p(t) = alpha_t min_i eta_t / Z        Z = sum_t alpha_t min_i eta_t        beta1 = max_t beta1_t
 
 The left side is measured with :func:`iterate_weights`, the right side is :func:`recorded_bound`. The theorem's own
-choice of ``alpha_t`` is :func:`theorem_alpha`, and what it then says :func:`theorem_bound`.
+choice of ``alpha_t`` is :func:`theorem_alpha`, and its bound for that choice :func:`theorem_bound`.
 
-**AvaStep** is not the paper's. Its steps are bounded before their gradient is known: :func:`step_bounds`. By its clamp
-it gives Theorem 2 up; with ``clip_update=None`` the theorem holds, and the bounds do not.
+**AvaStep** is not in the paper. Its steps are bounded before their gradient is known: :func:`step_bounds`. With its
+clamp Theorem 2 does not hold; with ``clip_update=None`` the theorem holds, and the bounds do not.
 
-Sequences have time first: ``(T,)``, or ``(T, ...)`` with replicas after it, and ``eta`` its ``d`` coordinates last. One
-of shape ``(T,)`` serves every replica, a number every step too. All is worked out in float64. What comes back has one
-entry per replica: the theorem speaks of the mean over them.
+Sequences have time first: ``(T,)``, or ``(T, ...)`` with replicas after it, and ``eta`` its ``d`` coordinates last. A
+sequence of shape ``(T,)`` applies to every replica, a number also to every step. Everything is computed in float64.
+Results have one entry per replica: the theorem is about the mean over them.
 
-The theorem asks for bounded gradients on all of R^d, which no quadratic has. Steps that are clamped to a box do as well
-where f is convex and separable with its minimiser in the box: clamping then never raises f, and the proof goes through.
+The theorem assumes bounded gradients on all of R^d, which no quadratic has. Steps that are clamped to a box also work
+if f is convex and separable with its minimiser in the box: clamping then never raises f, and the proof still holds.
 """
 
 # ruff: noqa: N803 (the paper's symbols)
@@ -57,15 +57,15 @@ _Scalar = TypeVar("_Scalar", float, Tensor)
 _Z, _ABOVE_0 = "Z, the sum of alpha_t min_i eta_t,", "be above 0: a step must have moved something"
 
 
-# --- what the theorems are about -----------------------------------------------------------------
+# --- problems and constants ----------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Constants:
-    """What Theorem 2 knows of a problem.
+    """The constants of a problem in Theorem 2.
 
     ``D >= f(w_1) - f(w*)``, ``f`` is ``M``-smooth, no sample's gradient has an entry above ``Ginf`` or a norm above
-    ``G2``, and ``d`` is the dimension. A ``G2`` above ``sqrt(d) Ginf`` is refused: the proof uses that it is not.
+    ``G2``, and ``d`` is the dimension. A ``G2`` above ``sqrt(d) Ginf`` is rejected: the proof excludes it.
 
     >>> Constants(D=0.5, M=2.0, Ginf=3.0, G2=6.0, d=4).G2
     6.0
@@ -109,7 +109,7 @@ class Problem:
 
     @property
     def minimiser(self) -> float:
-        """``w* = (1 - p) / (C p)``, always inside of [0, 1]."""
+        """``w* = (1 - p) / (C p)``, always in [0, 1]."""
         return (self.C - self.delta) / (self.C * (1 + self.delta))
 
     @property
@@ -124,7 +124,7 @@ class Problem:
 
     @property
     def largest_gradient(self) -> float:
-        """The largest ``|f'|`` on [0, 1]; a bound on ``|f'|^2`` that is not below its square says nothing."""
+        """The largest ``|f'|`` on [0, 1]; a bound on ``|f'|^2`` that is not below its square is vacuous."""
         return max(1 - self.p, self.delta)
 
     def value(self, w: _Scalar) -> _Scalar:
@@ -136,7 +136,7 @@ class Problem:
         return self.p * self.C * w - (1 - self.p)
 
     def sample_gradient(self, w: Tensor, rare: Tensor) -> Tensor:
-        """Return ``f_s'(w)``: ``C w`` where the sample is the rare one, else -1."""
+        """Return ``f_s'(w)``: ``C w`` for the rare sample, else -1."""
         return torch.where(rare, self.C * w, -1.0)
 
     def distance(self, w: _Scalar) -> _Scalar:
@@ -145,7 +145,7 @@ class Problem:
         return self.smoothness * gap * gap / 2
 
     def constants(self, w1: float) -> Constants:
-        """Return what Theorem 2 needs for a start at ``w1``."""
+        """Return the constants of Theorem 2 for a start at ``w1``."""
         _require("w1", w1, 0 <= w1 <= 1, "lie in [0, 1]")
         return Constants(self.distance(float(w1)), self.smoothness, self.gradient_bound, self.gradient_bound)
 
@@ -156,7 +156,7 @@ class Problem:
 def adam_drift(problem: Problem, w: float | Tensor, v: float | Tensor, *, beta2: float, eps: float) -> Tensor:
     """Return ``E[w_{t+1} - w_t] / alpha`` of Adam, exactly: over the sample, at ``w = w_t`` and ``v = v_{t-1}``.
 
-    As in the proof ``beta1 = 0``, and there are no bias correction and no clamping.
+    As in the proof, ``beta1 = 0``, without bias correction and clamping.
 
     >>> adam_drift(Problem(C=3, delta=1), 1.0, 0.0, beta2=0.0, eps=1.0)  # 1/2 of -3/4 and 1/2 of 1/2
     tensor(-0.1250, dtype=torch.float64)
@@ -173,7 +173,7 @@ def drift_bound(problem: Problem, *, beta2: float, eps: float) -> float:
     """Return the proof's lower bound on the mean of :func:`adam_drift` over the states that Adam visits.
 
     The appendix bounds ``E[v]`` by ``(1 + delta) C^2`` in one line and by ``(1 + delta) C`` in the next. The second is
-    right, and it matters: with the first, Adam would not be shown to diverge at the paper's own setting.
+    right, and it matters: the first would not prove divergence at the paper's own setting.
 
     >>> round(drift_bound(Problem(C=999, delta=1), beta2=0.99, eps=1e-8), 4)
     0.0024
@@ -185,10 +185,10 @@ def drift_bound(problem: Problem, *, beta2: float, eps: float) -> float:
 
 
 def drift_condition(problem: Problem, *, w1: float, beta2: float, eps: float) -> bool:
-    """Say whether ``C > (1-p)/p > 1 + eps / (w_1 sqrt(1 - beta2))``, which the proof sets out from.
+    """Return whether ``C > (1-p)/p > 1 + eps / (w_1 sqrt(1 - beta2))``, the assumption of the proof.
 
     The first half always holds. The second is not enough for a positive :func:`drift_bound`, for which the proof
-    wants ``C`` "large enough" in the end: that is :func:`smallest_c`.
+    finally assumes a ``C`` that is "large enough": that is :func:`smallest_c`.
 
     >>> problem = Problem(C=99, delta=1)
     >>> drift_condition(problem, w1=0.5, beta2=0.99, eps=1e-8), drift_bound(problem, beta2=0.99, eps=1e-8) > 0
@@ -201,25 +201,25 @@ def drift_condition(problem: Problem, *, w1: float, beta2: float, eps: float) ->
 
 
 def smallest_c(delta: float, *, beta2: float, eps: float) -> float:
-    """Return the ``C`` above which :func:`drift_bound` is positive (at it, 0; below, negative).
+    """Return the ``C`` above which :func:`drift_bound` is positive (it is 0 there, and negative below).
 
     >>> round(smallest_c(1, beta2=0.99, eps=1e-8), 1)  # the paper's 999 is not far above
     794.0
     """
     _check_adam(beta2, eps)
     _require("delta", delta, 0 < delta < math.inf, "be above 0 and finite")
-    # C - delta = k (u + eps) with u = sqrt(a C + 1 - beta2): put into u^2, a quadratic with one positive root.
+    # C - delta = k (u + eps) with u = sqrt(a C + 1 - beta2): inserted in u^2, a quadratic with one positive root.
     k, a = (1 + delta) / math.sqrt(1 - beta2), beta2 * (1 + delta)
     u = (a * k + math.sqrt((a * k) ** 2 + 4 * (1 - beta2 + a * delta + a * k * eps))) / 2
     return delta + k * (u + eps)
 
 
-# --- Theorem 2: delayed methods do ---------------------------------------------------------------
+# --- Theorem 2: delayed methods converge ---------------------------------------------------------
 
 
 @dataclass(frozen=True, eq=False)
 class Rates:
-    """What the theorem needs of the rates ``eta_t``: ``min_i``, ``max_i`` and ``|eta_t|^2``, each ``(T, ...)``.
+    """The statistics of the rates ``eta_t`` in the theorem: ``min_i``, ``max_i`` and ``|eta_t|^2``, each ``(T, ...)``.
 
     >>> rates = Rates.of(torch.tensor([[1.0, 3.0], [2.0, 2.0]]))  # T = 2, d = 2
     >>> rates.low.tolist(), rates.high.tolist(), rates.square.tolist()
@@ -267,7 +267,7 @@ def iterate_weights(alpha: float | Tensor, rates: Rates) -> Tensor:
 
 
 def recorded_bound(alpha: float | Tensor, rates: Rates, constants: Constants, beta1: float | Tensor = 0.0) -> Tensor:
-    """Return Theorem 2's right side for what a run has recorded, whatever ``alpha_t`` and ``beta1_t`` it chose.
+    """Return Theorem 2's right side for a recorded run, with any ``alpha_t`` and ``beta1_t``.
 
     >>> rates = Rates.of(torch.full((100, 1), 2.0))
     >>> recorded_bound(0.05, rates, Constants(D=1.0, M=1.0, Ginf=1.0, G2=1.0))  # (1 + 0.5) / 10
@@ -289,7 +289,7 @@ def bound_from_sums(
     constants: Constants,
     beta1: float | Tensor = 0.0,
 ) -> Tensor:
-    """Return Theorem 2's right side from its sums over time, for runs that are too long to be recorded step by step.
+    """Return Theorem 2's right side from its sums over time, for runs that are too long to record every step.
 
     ``moved`` is ``Z``, the sum of ``alpha_t min_i eta_t``; ``squared`` that of ``alpha_t^2 |eta_t|^2``; and
     ``with_momentum`` that of ``alpha_t beta1_t max_i eta_t``, where ``beta1`` is the largest ``beta1_t``.
@@ -311,12 +311,12 @@ def theorem_alpha(gamma: _Scalar, steps: int, constants: Constants) -> _Scalar:
     0.1
     """
     _require("steps", steps, steps >= 1, "be at least 1")
-    _require("D", constants.D, constants.D > 0, "be above 0 for the theorem's learning rate, or nothing moves")
+    _require("D", constants.D, constants.D > 0, "be above 0 for the theorem's learning rate, else nothing moves")
     return gamma * math.sqrt(2 * constants.D / (steps * constants.M * constants.Ginf**2))
 
 
 def decaying_beta1(beta1: float, steps: int) -> Tensor:
-    """Return ``beta1_t = beta1 / sqrt(t)``, the momentum under which the theorem still has its rate.
+    """Return ``beta1_t = beta1 / sqrt(t)``, the momentum for which the theorem's rate still holds.
 
     >>> decaying_beta1(0.5, 4)
     tensor([0.5000, 0.3536, 0.2887, 0.2500], dtype=torch.float64)
@@ -325,9 +325,9 @@ def decaying_beta1(beta1: float, steps: int) -> Tensor:
 
 
 def theorem_bound(gamma: float | Tensor, rates: Rates, constants: Constants, beta1: float = 0.0) -> Tensor:
-    """Return what the paper states for :func:`theorem_alpha`: its rate, or the appendix's with :func:`decaying_beta1`.
+    """Return the paper's bound for :func:`theorem_alpha`: its rate, or the appendix's with :func:`decaying_beta1`.
 
-    Without momentum this is :func:`recorded_bound` in other words; with it, a little larger.
+    Without momentum this equals :func:`recorded_bound`; with momentum it is a little larger.
 
     >>> theorem_bound(0.5, Rates.of(torch.full((100, 1), 2.0)), Constants(D=2.0, M=1.0, Ginf=1.0, G2=1.0))
     tensor(0.2000, dtype=torch.float64)
@@ -337,7 +337,7 @@ def theorem_bound(gamma: float | Tensor, rates: Rates, constants: Constants, bet
     k, T = constants, len(low)
     total = (1 + gamma.square() * square).sum(0)
     if beta1 > 0:
-        _require("D", k.D, k.D > 0, "be above 0 where there is momentum")
+        _require("D", k.D, k.D > 0, "be above 0 with momentum")
         total = total + 2 * T * beta1 * math.sqrt(2 * k.d * k.G2**2 / (k.M * k.D)) * (gamma * high).amax(0)
     return math.sqrt(k.M * k.D * k.Ginf**2 / (2 * T)) * total / (_total(gamma * low) * (1 - beta1))
 
@@ -345,7 +345,7 @@ def theorem_bound(gamma: float | Tensor, rates: Rates, constants: Constants, bet
 def unconditional_bound(gamma: Tensor, L: float, H: float, constants: Constants, beta1: float = 0.0) -> Tensor:
     """Return the appendix's bound for any rates in [L, H], with :func:`theorem_alpha` and a ``gamma`` fixed beforehand.
 
-    It needs no run, and no assumption on how a sample affects the rates to come. Steps are weighted by
+    It needs no run, and no assumption on how a sample affects later rates. Steps are weighted by
     ``p(t) = gamma_t / sum gamma_t``. AvaGrad's gamma depends on the samples: this is for Delayed Adam.
 
     >>> unconditional_bound(torch.full((100,), 0.5), L=1.0, H=2.0, constants=Constants(D=2.0, M=1.0, Ginf=1.0, G2=1.0))
@@ -355,9 +355,9 @@ def unconditional_bound(gamma: Tensor, L: float, H: float, constants: Constants,
 
 
 def rate_bounds(G2: float, eps: float) -> tuple[float, float]:
-    """Return ``L`` and ``H``, between which Delayed Adam's rates lie: ``1 / (G2 + eps)`` and ``1 / eps``.
+    """Return ``L`` and ``H``, the bounds on Delayed Adam's rates: ``1 / (G2 + eps)`` and ``1 / eps``.
 
-    (The paper's section 5 once has ``G2 + eps`` for the first.)
+    (The paper's section 5 has ``G2 + eps`` for the first in one place.)
 
     >>> rate_bounds(9.0, 1.0)
     (0.1, 1.0)
@@ -368,10 +368,10 @@ def rate_bounds(G2: float, eps: float) -> tuple[float, float]:
 
 
 def step_bounds(lr: float, d: int, *, clip_update: float = 1.0, norm: int = 2) -> tuple[float, float]:
-    """Return what a step of AvaStep is bounded by, whatever its gradient: its root mean square, its largest coordinate.
+    """Return bounds on a step of AvaStep, for any gradient: on its root mean square, and on its largest coordinate.
 
-    Of ``d`` coordinates that count, without weight decay. A coordinate moves by at most ``lr gamma c eta_i r_i``; with
-    norm 2 the root mean square of ``gamma eta r`` is 1, with norm 1 its mean is.
+    They are for ``d`` coordinates that count, without weight decay. A coordinate moves by at most
+    ``lr gamma c eta_i r_i``; with norm 2 the root mean square of ``gamma eta r`` is 1, with norm 1 its mean is 1.
 
     >>> step_bounds(0.001, 10_000)
     (0.001, 0.1)
@@ -385,10 +385,10 @@ def step_bounds(lr: float, d: int, *, clip_update: float = 1.0, norm: int = 2) -
 
 
 def slack(bound: float | Tensor, measured: float | Tensor) -> float:
-    """Return bound / measured, the means over replicas where they are tensors.
+    """Return bound / measured, using means over replicas if they are tensors.
 
-    At 1 the theorem could not say more; at 100 it is true and says little. Below 1, by more than chance over replicas
-    can explain, the run is not what the theorem speaks of: rates that know the sample, a wrong constant, a bug.
+    At 1 the bound is tight; at 100 it is loose. If it is below 1 by more than chance over replicas explains, the
+    theorem does not apply to the run: its rates depend on the current sample, a constant is wrong, or there is a bug.
 
     >>> slack(torch.tensor([0.2, 0.4]), torch.tensor([0.1, 0.2]))
     2.0
@@ -410,7 +410,7 @@ def _require(name: str, value: float, allowed: bool, what: str) -> None:
 
 def _require_all(name: str, x: Tensor, allowed: Tensor, what: str) -> None:
     if not allowed.all():
-        _require(f"{name} (the first that is refused)", x.expand_as(allowed)[~allowed][0].item(), False, what)
+        _require(f"{name} (the first that is rejected)", x.expand_as(allowed)[~allowed][0].item(), False, what)
 
 
 def _check_adam(beta2: float, eps: float) -> None:
@@ -419,12 +419,12 @@ def _check_adam(beta2: float, eps: float) -> None:
 
 
 def _aligned(**sequences: float | Tensor) -> list[Tensor]:
-    """Bring sequences to one shape ``(T, ...)``: replicas come after time, so dimensions are added at the end."""
+    """Broadcast sequences to one shape ``(T, ...)``: replicas come after time, so dimensions are added at the end."""
     found = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in sequences.items()}
     lengths = {name: len(x) for name, x in found.items() if x.dim()}
     if len(set(lengths.values())) != 1:
-        told = ", ".join(f"{name} has {n}" for name, n in lengths.items()) or "all are single numbers"
-        raise ValueError(f"theory: sequences must have the same number of steps T, but {told}.")
+        found_lengths = ", ".join(f"{name} has {n}" for name, n in lengths.items()) or "all are single numbers"
+        raise ValueError(f"theory: sequences must have the same number of steps T, but {found_lengths}.")
     for name in found.keys() & {"alpha", "gamma"}:
         _require_all(name, found[name], (found[name] >= 0) & found[name].isfinite(), "be at least 0 and finite")
     most = max(x.dim() for x in found.values())

@@ -1,4 +1,4 @@
-"""A worker process. It ends with the process that started it, and is killed with all that it has started."""
+"""A worker process. It ends with the process that started it, and is killed together with its subprocesses."""
 
 import contextlib
 import json
@@ -15,9 +15,9 @@ from typing import Any
 
 __all__ = ["WorkerProcess", "stop_all"]
 
-# What a worker does before anything else. Its guard, which is nobody's child, waits until the pipe from the starting
-# process is closed, by intention or by death, and then kills the worker with all that it has started: also one that is
-# held up in code that lets no thread run. The work is received before the imports, which take seconds.
+# The first code of a worker. Its guard, an orphaned process, waits until the pipe from the parent is closed, on purpose
+# or by its death, and then kills the worker and its subprocesses: even a worker whose code blocks all threads. The
+# work is received before the imports, which take seconds.
 _BEGIN = """\
 import json, os, signal, sys
 from multiprocessing.connection import Connection
@@ -43,10 +43,10 @@ _main(packed, connection)
 
 
 class WorkerProcess:
-    """Calls ``function(connection, *arguments)`` in a new process, which is the leader of a session of its own.
+    """Calls ``function(connection, *arguments)`` in a new process, which leads its own session.
 
-    ``connection`` is the other end of :attr:`connection`; function and arguments are pickled. Asked to stop by SIGTERM,
-    the process raises SystemExit where it is.
+    ``connection`` is the other end of :attr:`connection`; function and arguments are pickled. On SIGTERM the process
+    raises SystemExit.
 
     >>> process = WorkerProcess(Connection.send, "hello")
     >>> process.connection.recv()
@@ -61,7 +61,7 @@ class WorkerProcess:
         environment: Mapping[str, str] | None = None,
         folder: str | None = None,
     ) -> None:
-        """Start it, with these variables beside ours, in this folder."""
+        """Start it in this folder, with these environment variables in addition to ours."""
         if not hasattr(os, "fork"):
             raise OSError("worker processes need Linux or macOS.")
         packed = pickle.dumps((function, arguments))
@@ -80,15 +80,15 @@ class WorkerProcess:
         finally:
             os.close(alive)
             theirs.close()
-        with contextlib.suppress(BrokenPipeError):  # one that has died already will be seen
+        with contextlib.suppress(BrokenPipeError):  # the caller will notice that it has died
             self.connection.send_bytes(path.encode())
             self.connection.send_bytes(packed)
 
     def close(self) -> None:
-        """Kill it, with all that it has started."""
+        """Kill it and all its subprocesses."""
         if self.connection.closed:
             return
-        # Before it is waited for: until then its number is nobody else's.
+        # Before wait(): until then the pid cannot be reused.
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
@@ -97,7 +97,7 @@ class WorkerProcess:
 
 
 def stop_all(processes: Sequence[WorkerProcess], seconds: float) -> None:
-    """Ask all of them to stop, give them some seconds to save, and kill those that take longer.
+    """Ask all processes to stop, give them some seconds to save, and kill those that take longer.
 
     >>> stop_all([], 1.0)
     """
@@ -108,13 +108,13 @@ def stop_all(processes: Sequence[WorkerProcess], seconds: float) -> None:
         for each in processes:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 each.process.wait(max(0.0, until - time.monotonic()))
-    finally:  # asked once more to stop, there is no waiting
+    finally:  # a second interruption does not wait
         for each in processes:
             each.close()
 
 
 def _main(packed: bytes, connection: Connection) -> None:
-    """Be a worker process."""
+    """The main function of a worker process."""
     signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     function, arguments = pickle.loads(packed)
     function(connection, *arguments)

@@ -290,7 +290,7 @@ def test_a_leaf_that_is_missing_in_the_parameters_stays_missing() -> None:
     assert updates["none"] is None
     assert updates["masked"] == optax.MaskedNode()
     assert (updates["a"] != 0).all()
-    with pytest.raises(ValueError, match=r"avagradw: updates\['none'\] is there, but must be missing"):
+    with pytest.raises(ValueError, match=r"avagradw: updates\['none'\] is given, but must be missing"):
         opt.update({**params, "none": jnp.ones(1)}, state, params)
 
 

@@ -47,7 +47,7 @@ def test_train_runs_and_goes_on(tmp_path: Path) -> None:
     assert (config["lr"], config["eps"], config["seed"], config["epochs"]) == (1, 10, 3, 2)
     again = avagrad_command(*run, "--out", "x", cwd=tmp_path)
     assert again.returncode == 2
-    assert again.stderr.startswith("error: out is 'x', which already holds")
+    assert again.stderr.startswith("error: out is 'x', which already contains")
     more = avagrad_command(*run, "--out", "x", "--resume", cwd=tmp_path)
     assert more.stdout == done.stdout
 
@@ -67,17 +67,17 @@ def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         (("train", "digitz"), "task is 'digitz', which is not known; did you mean 'digits'?"),
         (("train", "synthetic"), "`avagrad synthetic` runs it"),
         (("train", "digits", "--optimizer", "avagard"), "did you mean 'avagrad'?"),
-        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. There are: quick"),
+        (("train", "digits", "--preset", "paper"), "preset is 'paper', which is not known. Choose from: quick"),
         (("train", "digits", "-o", "modle=conv"), "did you mean 'model'?"),
         (("train", "digits", "-o", "model"), "option is 'model', but must be name=value"),
-        (("train", "digits", "--milestones", "a,b"), "milestones is 'a,b', but must be epochs"),
+        (("train", "digits", "--milestones", "a,b"), "milestones is 'a,b', but must be comma-separated epochs"),
         (
             ("train", "digits", "--epochs", "4", "--milestones", "2,4"),
             "milestones is (2, 4), but must be epochs before",
         ),
-        (("train", "digits", "--resume"), "resume is asked for without out"),
+        (("train", "digits", "--resume"), "resume is given without out"),
         (("train", "chars", "--data", "nowhere"), "which does not exist"),
-        (("train", "chars", "--optimizer", "adabound", "--preset", "paper"), "no source gives one for adabound"),
+        (("train", "chars", "--optimizer", "adabound", "--preset", "paper"), "no source has one for adabound"),
         (("synthetic", "--methods", "adma"), "did you mean 'adam'?"),
         (("synthetic", "--w1", "2"), "w1 is 2.0, but must be a number from 0 to 1"),
         (("bench", "step", "--sets", "resnet"), "did you mean 'resnet50'?"),
@@ -150,7 +150,7 @@ def test_resume_names_what_is_no_run(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert f"{tmp_path / 'config.json'} cannot be read" in done.stderr
     (tmp_path / "config.json").write_text('{"config": {"task": "synthetic"}}')
-    assert "is not that of a training or an ensemble" in avagrad_command("resume", str(tmp_path)).stderr
+    assert "is not from a training or an ensemble" in avagrad_command("resume", str(tmp_path)).stderr
 
 
 def test_help_reads_well() -> None:
@@ -173,7 +173,7 @@ def test_synthetic_shows_figure_1_and_writes_its_curves(tmp_path: Path) -> None:
     last = json.loads((tmp_path / "x" / "result.json").read_text())["last"]
     assert all(row["step"] == 300 for row in last)
     again = CliRunner().invoke(app, [*small, "--out", str(tmp_path / "x")])
-    assert "already holds" in str(again.exception)
+    assert "already contains" in str(again.exception)
 
 
 @pytest.mark.slow

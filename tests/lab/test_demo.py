@@ -115,7 +115,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "the same command goes on" in said
+    assert "run it again to resume" in said
     assert "Traceback" not in said
     assert metrics.with_name("checkpoint.pt").exists()
 
@@ -129,7 +129,7 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1
     assert "failed: fails: there is no go" in result.stderr
-    assert "failed: dies: its process was ended: Killed" in result.stderr
+    assert "failed: dies: its process was killed: Killed" in result.stderr
     assert todo[2].is_done(tmp_path / "x")
     page = tmp_path / "x" / "report.html"
     assert len(result.stdout.splitlines()) == 7
@@ -137,11 +137,11 @@ def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: py
     (tmp_path / "x" / "go").touch()
     again = CliRunner().invoke(app, arguments)
     assert again.exit_code == 0, again.output
-    assert "3 jobs, 1 of them are there already" in again.stderr
+    assert "3 jobs, 1 of them already done" in again.stderr
     before = contents(tmp_path / "x")
     third = CliRunner().invoke(app, arguments)
     assert third.stdout == again.stdout
-    assert third.stderr == "all 3 jobs were there already\n"
+    assert third.stderr == "all 3 jobs were already done\n"
     assert contents(tmp_path / "x") == before
 
 

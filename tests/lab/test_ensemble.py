@@ -381,13 +381,13 @@ def test_bad_input_is_answered_with_one_sentence(tmp_path: Path, capsys: pytest.
         arguments: dict[str, Any] = {"points": [(0.1, 0.1, 0)], "out": tmp_path / "x"} | wrong
         with pytest.raises(ValueError, match=told.replace(".", r"\.")):
             train_ensemble(config, **arguments)
-    with pytest.raises(ValueError, match="task is 'imagenet', but must be one that has scores"):
+    with pytest.raises(ValueError, match="task is 'imagenet', but must be one that implements scores"):
         train_ensemble(dataclasses.replace(config, task="imagenet"), [(0.1, 0.1, 0)], tmp_path / "x")
     dampened = configure("digits", "sgd", optimizer_options={"dampening": 0.5})
     with pytest.raises(ValueError, match=r"dampening is 0\.5, but must be 0 in an ensemble\."):
         train_ensemble(dampened, [(0.1, None, 0)], tmp_path / "x")
     train_ensemble(config, [(0.1, 0.1, 0)], tmp_path / "x")
-    with pytest.raises(ValueError, match="which holds another run: points is"):
+    with pytest.raises(ValueError, match="which contains another run: points is"):
         train_ensemble(config, [(0.2, 0.1, 0)], tmp_path / "x", resume=True)
     assert main(["digits", "--lr", "x", "--out", str(tmp_path / "y")]) == 2
     assert "lr is 'x', but must be" in capsys.readouterr().err

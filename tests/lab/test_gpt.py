@@ -257,12 +257,12 @@ def test_bits_by_frequency_are_those_of_the_groups(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("contents", "says"),
     [
-        ({"train.bin": b"\0" * 900}, "val.bin' does not exist, but train.bin and val.bin are read together"),
+        ({"train.bin": b"\0" * 900}, "val.bin' does not exist, but train.bin and val.bin must both exist"),
         ({"val.bin": b"\0" * 900}, "train.bin' does not exist"),
         ({"train.bin": b"", "val.bin": b"\0" * 900}, "train.bin' has 0 bytes, but must have two for each token"),
         (
             {"train.bin": b"\0" * 901, "val.bin": b"\0" * 900},
-            "has 901 bytes, .* cut off, or of another type than uint16",
+            "has 901 bytes, .* truncated, or of another type than uint16",
         ),
         ({"train.bin": b"\0" * 32, "val.bin": b"\0" * 900}, "the train part has 16 tokens, but needs at least 17"),
         ({"train.bin": b"\0" * 900, "val.bin": b"\0" * 32}, "the validation part has 8 tokens, but needs at least 9"),
@@ -283,7 +283,7 @@ def test_bad_files_are_refused(tmp_path: Path, contents: dict[str, bytes], says:
         ({"steps": -1}, "steps is -1, but must be at least 0"),
         ({"heads": 3}, "width is 8, but must be a multiple of heads, which is 3"),
         ({"vocabulary": 9}, "vocabulary is 9, but must be 0 for a text"),
-        ({"download": True}, "download makes no sense here"),
+        ({"download": True}, "download is True, but must be False"),
         ({"batch_size": 3, "world": 2}, "batch_size is 3, but must be a multiple of the number of processes, 2"),
         ({"data": "/nowhere"}, "gpt: data is '/nowhere', which does not exist, but must be a text file"),
     ],
@@ -367,8 +367,17 @@ def test_the_ensemble_is_the_runs(tmp_path: Path, text: str, optimizer: str, lr:
 
 @pytest.mark.slow
 def test_a_text_is_learnt(tmp_path: Path) -> None:
-    result = train(configure("gpt", "avastep"), tmp_path / "run")
-    assert result["test"]["error"] < 2.4
+    result = train(configure("gpt", "avastep", epochs=2), tmp_path / "run")
+    assert result["test"]["error"] < 2.8  # 6.7 bits at the start, 4.7 if only the characters' frequencies are known
     lines = list(read_metrics(tmp_path / "run"))
-    assert [line["step"] for line in lines] == [100, 200, 300, 400, 500, 600]
+    assert [line["step"] for line in lines] == [100, 200]
     assert lines[0]["lr"] > lines[-1]["lr"] > 0
+
+
+def test_tokens_that_training_never_saw_are_among_the_rarest(tmp_path: Path) -> None:
+    folder = written(tmp_path / "data", numpy.arange(400) % 10, numpy.full(100, 20))
+    task = Gpt(**TINY, data=folder)
+    with torch.no_grad():
+        bits = task.details(task.new_model().eval())["bits_by_frequency"]
+    assert bits[:-1] == [None] * 9
+    assert bits[-1] > 0

@@ -101,8 +101,8 @@ def test_classes_are_in_order_and_only_images_count(original: Path) -> None:
     }
     assert task.steps_per_epoch == 4  # of 19 images
     assert list(task.parts["train"].names) == sorted(task.parts["train"].names)
-    assert "train/ has 19 images where ImageNet (ILSVRC 2012) has 1,281,167." in task.remarks
-    assert "data has 3 classes where ImageNet (ILSVRC 2012) has 1,000." in task.remarks
+    assert "train/ has 19 images, but ImageNet (ILSVRC 2012) has 1,281,167." in task.remarks
+    assert "data has 3 classes, but ImageNet (ILSVRC 2012) has 1,000." in task.remarks
 
 
 def test_the_fingerprint_is_of_names_and_sizes(original: Path, root: Path) -> None:
@@ -182,8 +182,8 @@ def test_workers_outlive_a_signal_to_all(original: Path, number: signal.Signals)
     task = task_on(original, workers=1)
     order = task.order(0)
     task.batch(order, 0)
-    coming: Any = task._coming
-    os.kill(coming._workers[0].pid, number)
+    batches: Any = task._batches
+    os.kill(batches._workers[0].pid, number)
     for index in range(1, 4):
         task.batch(order, index)
     for epoch in (1, 2):
@@ -373,13 +373,13 @@ def test_training_goes_on_after_an_evaluation(original: Path) -> None:
     task = task_on(original, workers=1)
     order = task.order(0)
     task.batch(order, 0)
-    coming = task._coming
+    batches = task._batches
     model = task.new_model().eval()
     with torch.no_grad():
         task.evaluate(model, "validation")
     assert_same([task.batch(order, i) for i in (1, 2, 3)], alone[1:])
     task.batch(task.order(1), 0)
-    assert task._coming is coming  # the same workers
+    assert task._batches is batches  # the same workers
     loss, _ = task.loss(model, task.batch(task.order(1), 1), (), torch.Generator())
     assert loss.requires_grad
 
@@ -396,7 +396,7 @@ def test_training_goes_on_after_an_evaluation(original: Path) -> None:
         ({"size": 0}, "size is 0, but must be at least 1"),
         ({"workers": -2}, "workers is -2, but must be at least -1"),
         ({"model": "resnet"}, "model is 'resnet', which is not known; did you mean 'resnet50'"),
-        ({"full": True}, "full is True, but there are no images besides"),
+        ({"full": True}, "full is True, but must be False"),
     ],
 )
 def test_options_that_make_no_sense(original: Path, options: dict[str, Any], says: str) -> None:
@@ -407,13 +407,13 @@ def test_options_that_make_no_sense(original: Path, options: dict[str, Any], say
 def test_folders_that_are_not_there(root: Path) -> None:
     with pytest.raises(ValueError, match=r"data is not given.*train/CLASS.*val/CLASS.*https://image-net.org"):
         ImageNet()
-    with pytest.raises(FileNotFoundError, match=r"nowhere', which is not a folder\. Wanted"):
+    with pytest.raises(FileNotFoundError, match=r"nowhere', which is not a folder\. Expected"):
         task_on(root / "nowhere")
     shutil.rmtree(root / "val" / "ant")
     with pytest.raises(ValueError, match="only one of them has images in ant"):
         task_on(root)
     shutil.rmtree(root / "val")
-    with pytest.raises(FileNotFoundError, match=r"which has no folder 'val'\. Wanted"):
+    with pytest.raises(FileNotFoundError, match=r"which has no folder 'val'\. Expected"):
         task_on(root)
     (root / "val").mkdir()
     shutil.copy(root / "train" / "bee" / "bee_0.JPEG", root / "val")

@@ -89,6 +89,6 @@ def test_a_mistake_is_said_once(tmp_path: Path, folder: Path) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "mine.txt").write_text("mine")
     run = ["-m", "avagrad.lab.train", "imagenet", "--data", str(folder), "--optimizer", "sgd", "--lr", "1"]
-    with pytest.raises(AssertionError, match=r"already holds mine\.txt"):
+    with pytest.raises(AssertionError, match=r"already contains mine\.txt"):
         torchrun(*run, "--out", "run", "--option", "batch_size=8", "--option", "workers=0", cwd=tmp_path)
     assert os.listdir(tmp_path / "run") == ["mine.txt"]

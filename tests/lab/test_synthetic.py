@@ -407,7 +407,7 @@ def test_refused_settings(options: dict[str, Any], sentence: str) -> None:
 @pytest.mark.parametrize(
     ("methods", "sentence"),
     [
-        (["adma"], "a method is 'adma', which is not known; did you mean 'adam'? There are: adam, amsgrad, "),
+        (["adma"], "a method is 'adma', which is not known; did you mean 'adam'? Choose from: adam, amsgrad, "),
         (["sgd", "delayed_adam"], "did you mean 'delayed-adam'?"),
         ([], "synthetic: methods is empty, but must name at least one method."),
         ("adam", "synthetic: methods is 'adam', but must be a list of names."),

@@ -100,7 +100,7 @@ def test_rows_are_read_through_with_their_state_carried() -> None:
 
 def test_options_that_do_nothing_are_remarked_on() -> None:
     assert Chars().remarks == ()
-    assert "hidden and dropout_between did nothing" in Chars(hidden=9, dropout_between=0.1).remarks[0]
+    assert "hidden and dropout_between had no effect" in Chars(hidden=9, dropout_between=0.1).remarks[0]
     assert Chars(hidden=9, dropout_between=0.1, layers=2).remarks == ()
 
 

@@ -65,7 +65,7 @@ def test_a_file_that_is_cut_off_is_remarked_on(tmp_path: Path) -> None:
     found = read_texts(tmp_path)
     assert spelled(found, "train") == "ab c\nab \n"
     assert len(found.remarks) == 3
-    assert "ptb.char.train.txt has 9 characters where the complete file has 5,017,482" in found.remarks[0]
+    assert "ptb.char.train.txt has 9 characters, but the complete file has 5,017,482" in found.remarks[0]
 
 
 def test_the_complete_size_is_not_remarked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,7 +76,7 @@ def test_the_complete_size_is_not_remarked_on(tmp_path: Path, monkeypatch: pytes
 
 def test_words_in_a_file_of_characters_are_refused(tmp_path: Path) -> None:
     write(tmp_path, "ptb.char.{}.txt", ["aer banknote"])
-    with pytest.raises(ValueError, match=r"the word 'aer', where it should have single characters .* ptb\.train\.txt"):
+    with pytest.raises(ValueError, match=r"the word 'aer', but must have single characters .* ptb\.train\.txt"):
         read_texts(tmp_path)
 
 
@@ -89,7 +89,7 @@ def test_one_long_line_is_read_in_linear_time(tmp_path: Path, monkeypatch: pytes
 
 
 def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
-    with pytest.raises(FileNotFoundError, match=r"holds no file .* ptb\.char\.train\.txt.*https?://.*--download"):
+    with pytest.raises(FileNotFoundError, match=r"has no file .* ptb\.char\.train\.txt.*https?://.*--download"):
         read_texts(tmp_path)
     (tmp_path / "ptb.char.train.txt").write_text("a")
     with pytest.raises(FileNotFoundError, match=r"lacks ptb\.char\.valid\.txt, ptb\.char\.test\.txt"):
@@ -136,10 +136,10 @@ def test_what_is_not_text_is_refused_with_its_place(
         read_texts(path)
     assert "é" in read_texts(path, "latin-1").alphabet
     path.write_bytes("abcdef漢".encode()[:-1])
-    with pytest.raises(ValueError, match=r"from byte 6 on: it ends in the middle of a character: it has been cut off"):
+    with pytest.raises(ValueError, match=r"from byte 6 on: it ends in the middle of a character: it is truncated"):
         read_texts(path)
     for encoding in ("utf-9", "base64", "zlib"):
-        with pytest.raises(ValueError, match=f"encoding is '{encoding}', which is not one that Python"):
+        with pytest.raises(ValueError, match=f"encoding is '{encoding}', which is not a text encoding"):
             read_texts(path, encoding)
     path.write_bytes(b"\xef\xbb\xbfabc\xff")
     for encoding in ("utf-8", "UTF8"):
@@ -212,9 +212,9 @@ def test_the_files_are_fetched_only_when_asked(tmp_path: Path, served: tuple[str
 
 def test_a_download_goes_into_a_folder(tmp_path: Path) -> None:
     (tmp_path / "text").write_text("mine")
-    with pytest.raises(FileExistsError, match="a file, but a download goes into a folder"):
+    with pytest.raises(FileExistsError, match="a file, but must be a folder"):
         download_penn_treebank(tmp_path / "text")
-    with pytest.raises(ValueError, match="download is asked for without data"):
+    with pytest.raises(ValueError, match="download is True, but data is not given"):
         Chars(download=True)
 
 
@@ -223,6 +223,6 @@ def test_a_download_that_fails_leaves_nothing(tmp_path: Path, served: tuple[str,
     address, root = served
     if content is not None:
         (root / "archive.tgz").write_bytes(content)
-    with pytest.raises(OSError, match="could not be fetched"):
+    with pytest.raises(OSError, match="could not be downloaded"):
         download_penn_treebank(tmp_path / "data", f"{address}/archive.tgz")
     assert list((tmp_path / "data").iterdir()) == []

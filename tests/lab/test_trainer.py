@@ -121,7 +121,7 @@ def test_a_signal_saves_and_ends_the_process(tmp_path: Path, number: int, code: 
     process.send_signal(number)
     _, error = process.communicate(timeout=60)
     assert process.returncode == code
-    assert f"--out {out} --resume goes on" in error
+    assert f"--out {out} --resume" in error
     assert torch.load(out / "checkpoint.pt", weights_only=True)["step"] > 0
     assert not (out / "result.json").exists()
 
@@ -229,8 +229,9 @@ def test_it_is_the_plain_loop(tmp_path: Path) -> None:
     assert [row["lr"] for row in read_metrics(tmp_path / "run")] == [0.7, 0.35, 0.175]
 
 
-def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
-    result = train(small("digits", "avagrad", epochs=3), tmp_path / "run")
+@pytest.mark.parametrize("optimizer", ["avagrad", "avastep"])
+def test_what_a_run_leaves_behind(tmp_path: Path, optimizer: str) -> None:
+    result = train(small("digits", optimizer, epochs=3), tmp_path / "run")
     assert sorted(os.listdir(tmp_path / "run")) == ["checkpoint.pt", "config.json", "metrics.jsonl", "result.json"]
     rows = read_metrics(tmp_path / "run")
     assert [row["epoch"] for row in rows] == [1, 2, 3]
@@ -238,7 +239,7 @@ def test_what_a_run_leaves_behind(tmp_path: Path) -> None:
     assert all(row["gamma"] > 0 for row in rows)
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
     written = json.loads((tmp_path / "run" / "config.json").read_text())
-    assert Config.from_json(written["config"]) == small("digits", "avagrad", epochs=3)
+    assert Config.from_json(written["config"]) == small("digits", optimizer, epochs=3)
     assert written["about"]["versions"]["torch"] == torch.__version__
     assert written["config"]["sources"]["epochs"] == "given"
     assert written["config"]["sources"]["lr"] == "ours"
@@ -367,12 +368,12 @@ def refused(folder: Path, config: Config, error: type[Exception], *says: str, re
 
 def test_another_run_is_never_overwritten(tmp_path: Path) -> None:
     train(small("digits", seed=1), tmp_path / "run")
-    refused(tmp_path / "run", small("digits", seed=1), FileExistsError, "already holds", "resume")
+    refused(tmp_path / "run", small("digits", seed=1), FileExistsError, "already contains", "resume")
     refused(
         tmp_path / "run",
         small("digits", "adam", seed=2),
         ValueError,
-        "holds another run",
+        "contains another run",
         "seed is 1 there and 2 here",
         "optimizer is 'avagrad' there and 'adam' here",
         resume=True,
@@ -382,9 +383,9 @@ def test_another_run_is_never_overwritten(tmp_path: Path) -> None:
 def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     (tmp_path / "thesis.tex").write_text("years of work")
     refused(tmp_path, small("digits"), FileExistsError, "thesis.tex")
-    refused(tmp_path, small("digits"), FileExistsError, "thesis.tex", "not the folder of a run", resume=True)
+    refused(tmp_path, small("digits"), FileExistsError, "thesis.tex", "not a run's folder", resume=True)
     file = tmp_path / "thesis.tex"
-    with pytest.raises(FileExistsError, match="cannot be made a folder"):
+    with pytest.raises(FileExistsError, match="cannot be created"):
         train(small("digits"), file)
     assert file.read_text() == "years of work"
 
@@ -537,7 +538,7 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
         ({"lr": math.nan}, "lr is nan, but must be"),
         ({"eps": 0.0}, "eps is 0.0, but must be"),
         ({"optimizer": "sgd", "eps": 0.1}, "eps is 0.1, but sgd has no eps"),
-        ({"milestones": (3, 2)}, "milestones is (3, 2), but must be epochs in rising order"),
+        ({"milestones": (3, 2)}, "milestones is (3, 2), but must be epochs in ascending order"),
         ({"factor": 0.0}, "factor is 0.0, but must be"),
         ({"clip": -1.0}, "clip is -1.0, but must be"),
         ({"seed": -1}, "seed is -1, but must be"),
@@ -557,11 +558,11 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
             "betas is (0.9,), but must be 2 finite",
         ),
         ({"optimizer_options": {"norm": 2.5}}, "norm is 2.5, but must be a whole number"),
-        ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but is a setting of its own"),
-        ({"optimizer_options": {"capturable": True}}, "the trainer decides on it"),
+        ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but must be a separate setting"),
+        ({"optimizer_options": {"capturable": True}}, "but is set by the trainer"),
         ({"optimizer": "adam", "eps": math.inf}, "eps is inf, but must be a finite number of at least 0"),
         ({"lr": 10**400}, "but must be a finite number of at least 0"),
-        ({"milestones": 5}, "milestones is 5, but must be epochs in rising order"),
+        ({"milestones": 5}, "milestones is 5, but must be epochs in ascending order"),
         ({"threads": 10**9}, "but must be a whole number from 1 to 4096"),
         ({"device": "meta"}, "device is 'meta', which torch cannot use here"),
         ({"precision": "bf16"}, "precision is 'bf16', but must be float32 on a device other than CUDA"),
@@ -634,13 +635,13 @@ def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     ):
         with pytest.raises(ValueError, match=says):
             configure(name, lr=1.0, eps=1.0, epochs=1)
-    with pytest.raises(ValueError, match="epochs: no source gives one for avagrad on own_tasks:Line"):
+    with pytest.raises(ValueError, match="epochs is not given, but no source has one for avagrad on own_tasks:Line"):
         configure("own_tasks:Line", lr=1.0, eps=0.1)
 
 
 def test_what_no_source_gives_is_asked_for() -> None:
     for name, lacks in (("adabound", "eps"), ("adamw", "eps"), ("delayed-adam", "eps")):
-        with pytest.raises(ValueError, match=rf"{lacks}: no source gives one for {name} on chars .* give it"):
+        with pytest.raises(ValueError, match=rf"{lacks} is not given, but no source .* for {name} on chars .* pass it"):
             configure("chars", name, preset="paper")
     given = configure("chars", "adabound", preset="paper", lr=0.001, eps=1e-8, data="ptb")
     assert (given.sources["lr"], given.sources["hidden"], given.sources["final_lr"]) == ("given", "paper", "paper")

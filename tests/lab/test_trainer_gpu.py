@@ -85,6 +85,7 @@ def test_compiled_models_learn_the_same(tmp_path: Path) -> None:
     assert results[0]["loss"] == pytest.approx(results[1]["loss"], rel=1e-2)
 
 
+@pytest.mark.filterwarnings("ignore:TensorFloat32 tensor cores")  # float32 is what the test wants
 @pytest.mark.parametrize("compiled", [False, True])
 def test_the_transformer_in_a_graph_is_the_one_without(tmp_path: Path, text: str, compiled: bool) -> None:
     sizes = {"batch_size": 8, "context": 16, "layers": 2, "heads": 2, "width": 32, "steps": 20, "eval_tokens": 256}

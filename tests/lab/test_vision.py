@@ -261,7 +261,7 @@ def test_jpeg_files_are_read_and_remarked_on(tmp_path: Path) -> None:
     found = read_images(tmp_path)
     assert abs(found.train[0].astype(int) - data["train"][0].transpose(0, 2, 3, 1)).max() <= 3
     assert found.names == tuple(f"class-{i:03}" for i in range(10))
-    assert "train/ has 20 images where the complete one has 50,000" in found.remarks[0]
+    assert "train/ has 20 images, but the complete one has 50,000" in found.remarks[0]
     assert "compressed as JPEG" in found.remarks[-1]
     assert Cifar(data=str(tmp_path), batch_size=2).remarks == found.remarks
 
@@ -278,9 +278,9 @@ def test_grey_and_transparent_images_become_rgb(tmp_path: Path) -> None:
 
 def test_complete_files_are_not_remarked_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_binary(tmp_path, make(10), 10)
-    assert "data_batch_1.bin has 4 images where the complete one has 10,000" in read_images(tmp_path).remarks[0]
+    assert "data_batch_1.bin has 4 images, but the complete one has 10,000" in read_images(tmp_path).remarks[0]
     monkeypatch.setattr(images, "COMPLETE", {"train": 20, "test": 10})
-    monkeypatch.setattr(images, "_KEEPING", 0)
+    monkeypatch.setattr(images, "_CACHE_VERSION", 0)
     assert read_images(tmp_path).remarks == ()
 
 
@@ -308,7 +308,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
         for protocol in (0, 2, 5):
             raw = pickle.dumps({"data": Hostile(call, *arguments), "labels": []}, protocol)
             (tmp_path / "data_batch_3").write_bytes(raw)
-            with pytest.raises(ValueError, match=r"data_batch_3 .* cannot be read as a pickle of arrays.*asks for"):
+            with pytest.raises(ValueError, match=r"data_batch_3 .* cannot be read as a pickle of arrays.*refers to"):
                 read_images(tmp_path)
     assert not goal.exists()
     assert not goal.with_suffix(".npy").exists()
@@ -317,24 +317,24 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"_codecs\nencode"])
 @pytest.mark.parametrize("state", [b"}U\x05shapeK\x01s", b"N}U\x05shapeK\x01s\x86"])
 def test_a_hostile_pickle_cannot_change_what_stands_in(tmp_path: Path, name: bytes, state: bytes) -> None:
-    before = dict(vars(cifar_files._Given))
+    before = dict(vars(cifar_files._Stub))
     with pytest.raises(ValueError, match=r"cannot be read as a pickle(?!.*it holds)"):  # it is not even made
         cifar_files.read_file("x", b"\x80\x02c" + name + b"\n" + state + b"b.", classes=10, complete=10_000)
-    assert dict(vars(cifar_files._Given)) == before
+    assert dict(vars(cifar_files._Stub)) == before
 
 
 @pytest.mark.parametrize(
     ("content", "says"),
     [
-        ([1], "holds an object of type list, but should be a dictionary with data, 10,000 x 3,072 bytes"),
-        ({"labels": [1]}, "holds as data nothing, but should be"),
+        ([1], "is an object of type list, but should be a dictionary with data, 10,000 x 3,072 bytes"),
+        ({"labels": [1]}, "has nothing usable as data, but should be"),
         (
             {"data": numpy.zeros((2, 3000), numpy.uint8), "labels": [1, 2]},
-            "holds as data 2 x 3,000 numbers of type uint8",
+            "has 2 x 3,000 numbers of type uint8 as data",
         ),
-        ({"data": numpy.zeros((2, 3072)), "labels": [1, 2]}, "holds as data nothing"),
-        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1]}, "holds as labels 1 numbers of type int64"),
-        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1.5, 2]}, "holds as labels nothing"),
+        ({"data": numpy.zeros((2, 3072)), "labels": [1, 2]}, "has nothing usable as data"),
+        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1]}, "has 1 numbers of type int64 as labels"),
+        ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1.5, 2]}, "has nothing usable as labels"),
         ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [1, 10]}, "label 10, but labels should be 0 to 9"),
         ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [-1, 1]}, "label -1, but labels should be 0 to 9"),
     ],
@@ -353,7 +353,7 @@ def test_files_that_are_cut_off_are_named(tmp_path: Path) -> None:
         whole = (place / name).read_bytes()
         for size in (0, 1, 100, len(whole) - 1):
             (place / name).write_bytes(whole[:size])
-            with pytest.raises(ValueError, match=rf"cifar: {name} .*{size:,} bytes.* cut off"):
+            with pytest.raises(ValueError, match=rf"cifar: {name} .*{size:,} bytes.* truncated"):
                 read_images(place)
         assert not list(place.glob("*.npz"))
     with pytest.raises(ValueError, match=r"has 30,729 bytes, but should have 30,730,000 \(10,000 records of 3,073\)"):
@@ -366,7 +366,7 @@ def test_archives_that_are_cut_off_or_none_are_refused(tmp_path: Path) -> None:
     whole = archive.read_bytes()
     for content in (b"", b"no archive", whole[:700], whole[: len(whole) // 2], whole[: len(whole) * 9 // 10]):
         archive.write_bytes(content)
-        with pytest.raises((ValueError, FileNotFoundError), match=r"cannot be read to its end|lacks|holds no files"):
+        with pytest.raises((ValueError, FileNotFoundError), match=r"cannot be read to its end|lacks|has no files"):
             read_images(archive)
     assert not list(tmp_path.glob("*.npz"))
 
@@ -439,12 +439,12 @@ def test_sparse_members_are_not_read(tmp_path: Path) -> None:
     (tmp_path / "data.tar.gz").write_bytes(gzip.compress(headers + bytes(1024)))
     with tarfile.open(tmp_path / "data.tar.gz") as tar:
         assert [member.size for member in tar] == [30_000_000] * 100
-    assert peak_of_refusal(tmp_path / "data.tar.gz", 10, "holds no files of CIFAR-10") < 20_000_000
+    assert peak_of_refusal(tmp_path / "data.tar.gz", 10, "has no files of CIFAR-10") < 20_000_000
 
 
 def test_an_archive_of_images_is_refused(tmp_path: Path) -> None:
     write_folders(tmp_path / "x", make(10))
-    with pytest.raises(FileNotFoundError, match=r"holds no files of CIFAR-10\. Wanted .* or a folder with train/CLASS"):
+    with pytest.raises(FileNotFoundError, match=r"no files of CIFAR-10\. Expected: .* or a folder with train/CLASS"):
         read_images(pack(tmp_path / "x", tmp_path / "x.tar.gz"))
 
 
@@ -459,25 +459,25 @@ def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
 def test_a_small_pickle_takes_little_memory(tmp_path: Path) -> None:
     write_python(tmp_path, make(10), 10)
     (tmp_path / "data_batch_3").write_bytes(b"\x80\x02Nr\xff\xff\xff\x07.")  # one object, put in place 134,217,727
-    assert peak_of_refusal(tmp_path, 10, "data_batch_3 .*it asks for 134,217,727 places") < 20_000_000
+    assert peak_of_refusal(tmp_path, 10, "data_batch_3 .*it uses 134,217,727 as a memo index") < 20_000_000
 
 
 def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
-    page = r"cifar-10-python\.tar\.gz or .* from https://www\.cs\.toronto\.edu/~kriz/cifar\.html.*--download fetches"
+    page = r"cifar-10-python\.tar\.gz or .* from https://www\.cs\.toronto\.edu/~kriz/cifar\.html.*--download downloads"
     with pytest.raises(ValueError, match=f"cifar: data is not given.*{page}"):
         Cifar()
     with pytest.raises(FileNotFoundError, match=f"which does not exist.*{page}"):
         Cifar(data=str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match=f"holds no files of CIFAR-10.*{page}"):
+    with pytest.raises(FileNotFoundError, match=f"has no files of CIFAR-10.*{page}"):
         Cifar(data=str(tmp_path))
     write_python(tmp_path / "x", make(10), 10)
     (tmp_path / "x" / "data_batch_4").unlink()
     (tmp_path / "x" / "test_batch").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks data_batch_4, test_batch beside the other files in 'x'"):
+    with pytest.raises(FileNotFoundError, match=r"lacks data_batch_4, test_batch next to the other files in 'x'"):
         Cifar(data=str(tmp_path))
     write_binary(tmp_path / "y", make(100), 100)
     for source in (tmp_path / "y", pack(tmp_path / "y", tmp_path / "y.tar.gz")):
-        with pytest.raises(ValueError, match="holds CIFAR-100, but classes is 10: set classes=100"):
+        with pytest.raises(ValueError, match="is CIFAR-100, but classes is 10: set classes=100"):
             Cifar(data=str(source))
 
 
@@ -634,7 +634,7 @@ def test_a_download_that_fails_leaves_nothing(tmp_path: Path, served: tuple[str,
     address, root = served
     if content is not None:
         (root / "archive").write_bytes(content)
-    with pytest.raises(OSError, match=r"could not be fetched .*(md5 digest .* but should have c58f3|404).* by hand"):
+    with pytest.raises(OSError, match=r"not be downloaded .*(md5 digest .* but should have c58f3|404).* manually"):
         download_cifar(tmp_path / "data", 10, f"{address}archive")
     assert list(tmp_path.glob("data/*")) == []
 

@@ -255,7 +255,7 @@ def test_what_adam_means_is_taken_over(make: Any) -> None:
     adam.step()
     opt = AvaStep([w])
     with pytest.warns(
-        UserWarning, match=r"counts, lr=0.3, betas=\(0.8, 0.9\), eps=0.0001, weight_decay=0.05, .* are taken"
+        UserWarning, match=r"counts, lr=0.3, betas=\(0.8, 0.9\), eps=0.0001, weight_decay=0.05, .* are loaded"
     ):
         opt.load_state_dict(adam.state_dict())
     group = opt.param_groups[0]
@@ -271,7 +271,7 @@ def test_adams_default_eps_is_not_taken_over() -> None:
     w.grad = torch.ones(2)
     adam.step()
     opt = AvaStep([w], eps=0.1)
-    with pytest.warns(UserWarning, match="another optimizer's"):
+    with pytest.warns(UserWarning, match="from another optimizer"):
         opt.load_state_dict(adam.state_dict())
     assert (opt.param_groups[0]["lr"], opt.param_groups[0]["eps"]) == (0.3, 0.1)
 
@@ -404,7 +404,7 @@ def test_groups_say_what_is_normalised() -> None:
     saved = AvaGrad([w], lr=3.0, weight_decay=0.5)
     saved.step()
     opt = AvaStep([w], lr=0.1)
-    with pytest.warns(UserWarning, match=r"another optimizer's \(its groups have no norm_of, clip_moment\)"):
+    with pytest.warns(UserWarning, match=r"from another optimizer \(its groups have no norm_of, clip_moment\)"):
         opt.load_state_dict(saved.state_dict())
     assert (opt.param_groups[0]["lr"], opt.param_groups[0]["weight_decay"]) == (0.1, 0.0)
     with pytest.raises(ValueError, match="AvaStep: norm_of is 'rates', but must be 'step'"):

@@ -278,14 +278,14 @@ def decayed(make: Any, lr: Any, decay: float) -> tuple[Any, torch.nn.Parameter]:
 
 
 @pytest.mark.parametrize(
-    ("make", "says"), [(AvaGradW, "lr is of SGD's size here"), (AvaStep, "lr is that of Adam here")]
+    ("make", "says"), [(AvaGradW, "lr is on SGD's scale here"), (AvaStep, "lr is on Adam's scale here")]
 )
 def test_a_decay_of_more_than_five_percent_is_warned_of_once(make: Any, says: str) -> None:
     opt, _ = decayed(make, 0.0, 0.1)
     opt.step()  # a warm-up from 0
     opt.param_groups[0]["lr"] = 1.0
     with pytest.warns(
-        UserWarning, match=f"lr \\* weight_decay is 0.1, so that each step takes 10 % off .*{says}"
+        UserWarning, match=f"lr \\* weight_decay is 0.1, so that each step shrinks every weight by 10 %. {says}"
     ) as all_:
         opt.step()
     assert all_[0].filename == __file__  # of the caller's line

@@ -219,7 +219,7 @@ def test_a_second_backward_before_the_step_is_refused() -> None:
 def test_a_closure_is_refused() -> None:
     w, opt = simple()
     before = w.detach().clone()
-    with opt.step_in_backward(), pytest.raises(RuntimeError, match=r"AvaGrad: step\(\) is given a closure"):
+    with opt.step_in_backward(), pytest.raises(RuntimeError, match=r"AvaGrad: step\(\) has a closure"):
         opt.step(lambda: 0.0)
     assert torch.equal(w, before)
 
@@ -442,7 +442,7 @@ def test_going_on_after_an_error_in_backward(path: str, monkeypatch: pytest.Monk
 def test_two_optimizers_cannot_take_the_same_gradient() -> None:
     w = torch.nn.Parameter(torch.ones(3))
     one, two = AvaGrad([w]), AvaGrad([w])
-    with one.step_in_backward(), two.step_in_backward(), pytest.raises(RuntimeError, match="is gone before this"):
+    with one.step_in_backward(), two.step_in_backward(), pytest.raises(RuntimeError, match="was freed before this"):
         w.square().sum().backward()  # type: ignore[no-untyped-call]
 
 

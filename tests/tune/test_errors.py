@@ -38,11 +38,11 @@ from avagrad.tune.workers import WorkerError, base
     ("wrong", "sentence"),
     [
         ({"lr": []}, "lr is [], but must have at least one value."),
-        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or name the optimizer."),
+        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or pass optimizer."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
-        ({"start_eps": 0.1}, "start_eps is 0.1, but must be None where there is no eps axis."),
+        ({"start_eps": 0.1}, "start_eps is 0.1, but must be None without an eps axis."),
         ({"method": "bayes"}, "method is 'bayes', but must be one of lines, separable, grid."),
         ({"direction": "up"}, "direction is 'up', but must be one of minimize, maximize."),
         ({"pruner": "meidan"}, "pruner is 'meidan', but must be one of median, halving, or None."),
@@ -62,8 +62,8 @@ from avagrad.tune.workers import WorkerError, base
         ({"seeds": [True]}, "seeds is [True], but must be different whole numbers."),
         ({"lr": [1e-320, 1]}, "lr has the value 1e-320, but a value must be from 1e-300 to 1e+300."),
         ({"lr": "1,1e305"}, "lr has the value 1e+305, but a value must be from 1e-300 to 1e+300."),
-        ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which JSON cannot hold"),
-        ({"storage": 5}, "storage is 5, but must be a file, or a URL of a database."),
+        ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which is not JSON serializable"),
+        ({"storage": 5}, "storage is 5, but must be a file, or a database URL."),
         ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
     ],
 )
@@ -123,7 +123,7 @@ def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     assert why[8] in ("its worker died (killed by SIGSEGV)", "its worker showed no sign of life")
     assert why[9] == "objective took longer than the timeout of 6 s, and was killed"
     assert "step is 1.5, but must be a whole number from 0 to 2147483647." in why[10]
-    assert "which JSON cannot hold" in why[11]
+    assert "which is not JSON serializable" in why[11]
     assert "ValueError: no good" in printed.err
     deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).snapshot().failures["lr=8 seed=0"]
     assert deaths[0] in ("its worker died (exit code 3)", "its worker showed no sign of life")
@@ -145,7 +145,7 @@ def test_an_objective_that_never_works_is_given_up_soon(tmp_path: Path) -> None:
     with pytest.raises(TuningError) as error:
         tune(objective, method="separable", lr=range(1, 22), storage=tmp_path / "a.journal")
     assert str(error.value).startswith("objective raised ZeroDivisionError: of course (")
-    assert "at lr=1 seed=0, 3 times of 3, and no point has given a result yet; 0 finished points are kept" in str(
+    assert "at lr=1 seed=0, 3 of 3 times, and no point has given a result yet; 0 finished points are kept" in str(
         error.value
     )
     assert calls == ["lr=1 seed=0"] * 3
@@ -241,7 +241,7 @@ def test_a_module_that_workers_cannot_import(tmp_path: Path) -> None:
     exec("def objective(trial):\n    return trial.lr", vars(module))
     sys.modules[module.__name__] = module
     try:
-        with pytest.raises(WorkerError, match=r"objective could not be unpacked in a worker .*nowhere_to_be_found"):
+        with pytest.raises(WorkerError, match=r"objective could not be loaded in a worker .*nowhere_to_be_found"):
             tune(module.objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     finally:
         del sys.modules[module.__name__]
@@ -260,7 +260,7 @@ def test_workers_that_end_at_once(
     tune(lr_only, method="separable", lr=[1], storage=tmp_path / "a.journal")
     count = tmp_path / "count"
     monkeypatch.setattr(worker_process, "_BEGIN", f"open({str(count)!r}, 'a').write('x')\n{code}")
-    with pytest.raises(WorkerError, match=f"workers end as soon as they are started \\({how}\\); what they printed"):
+    with pytest.raises(WorkerError, match=f"workers exit as soon as they are started \\({how}\\); see their output"):
         tune(lr_only, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", workers=1)
     assert count.stat().st_size == times
     assert len(Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().records) == 1
@@ -300,7 +300,7 @@ def test_a_traceback_is_printed_once(tmp_path: Path, capsys: pytest.CaptureFixtu
     def fails(trial: Trial) -> float:
         raise RuntimeError("never")
 
-    with pytest.raises(TuningError, match="3 times of 3"):
+    with pytest.raises(TuningError, match="3 of 3 times"):
         tune(fails, lr=[1, 2], storage=tmp_path / "a.journal")
     assert capsys.readouterr().err.count("Traceback") == 1
 
@@ -336,7 +336,7 @@ def test_a_damaged_line_is_named(tmp_path: Path) -> None:
     lines = path.read_bytes().split(b"\n")
     for damage in (b"\0\0\0", b"[1]", b'{"op"'):
         path.write_bytes(b"\n".join([*lines[:3], damage, *lines[4:]]))
-        with pytest.raises(StorageError, match=r"a\.journal', whose line 4 is damaged \(.*\): mend or delete it\."):
+        with pytest.raises(StorageError, match=r"a\.journal', whose line 4 is damaged \(.*\): repair or delete it\."):
             tune(lr_only, lr=[1, 2], storage=path)
 
 
@@ -389,14 +389,14 @@ def test_a_file_that_is_removed_in_the_middle(count: int, tmp_path: Path) -> Non
             watcher=remove,
         )
     rescued = Path(f"{path}.rescued.jsonl")
-    assert f"storage is '{path}', which is gone or was never there" in str(error.value)
-    assert f"points, is in {rescued}: `avagrad study import` makes a study of it." in str(error.value)
+    assert f"storage is '{path}', which is missing" in str(error.value)
+    assert f"known points are saved in {rescued}: `avagrad study import` makes a study of them." in str(error.value)
     assert not path.exists()  # nobody has begun it anew
     known = read_records(rescued)
     assert len(known) >= 3
     assert all(record.value == record.lr for record in known)
     if not count:
-        assert "The result of lr=4 seed=0 could not be kept: 4." in str(error.value)
+        assert "The result of lr=4 seed=0 could not be saved: 4." in str(error.value)
 
 
 def test_a_file_that_is_replaced(tmp_path: Path) -> None:
@@ -418,18 +418,18 @@ def test_a_file_that_is_replaced(tmp_path: Path) -> None:
 def test_a_file_that_is_no_journal(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
-    with pytest.raises(StorageError, match="which is not a journal of Optuna's"):
+    with pytest.raises(StorageError, match="which is not an Optuna journal"):
         tune(lr_only, method="separable", lr=[1], storage=path)
     assert path.read_bytes() == content
 
 
 def test_places_where_no_file_can_be(tmp_path: Path) -> None:
-    with pytest.raises(StorageError, match="it is a folder; name a file"):
+    with pytest.raises(StorageError, match="it is a folder; choose a file"):
         tune(lr_only, method="separable", lr=[1], storage=tmp_path)
     (tmp_path / "file").touch()
     with pytest.raises(StorageError, match="which cannot be read or written"):
         tune(lr_only, method="separable", lr=[1], storage=tmp_path / "file" / "a.journal")
-    with pytest.raises(StorageError, match="which is gone or was never there"):
+    with pytest.raises(StorageError, match="which is missing"):
         Study(tmp_path / "none.journal", "a", create=False)
     assert not (tmp_path / "none.journal").exists()
 
@@ -438,9 +438,9 @@ def test_another_study_is_there(tmp_path: Path) -> None:
     path = tmp_path / "a.journal"
     tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 1, "model": "m"})
     before = path.read_bytes()
-    with pytest.raises(StorageError, match="which holds the study 'objectives:lr_only', and not 'objectives:bowl'"):
+    with pytest.raises(StorageError, match="which has the study 'objectives:lr_only', and not 'objectives:bowl'"):
         tune(bowl, method="separable", lr=[1], eps=[1], storage=path)
-    with pytest.raises(StorageError, match="is to minimize, but direction is 'maximize'"):
+    with pytest.raises(StorageError, match="has the direction 'minimize', but direction is 'maximize'"):
         tune(lr_only, method="separable", lr=[1], storage=path, direction="maximize", about={"data": 1})
     with pytest.raises(StorageError, match=r"made with data 1, and now it is 2: its points would not be comparable"):
         tune(lr_only, method="separable", lr=[1], storage=path, about={"data": 2})
@@ -458,10 +458,10 @@ def test_another_study_is_there(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "shown", "why"),
     [
-        ("postgresql://me:secret@localhost:1/db", "postgresql://me:***@localhost:1/db", "which does not answer"),
-        ("postgresql://me:secret@localhost:port/db", "postgresql://***@localhost:port/db", "no URL of a database"),
-        ("postgresql://localhost:1/db?password=secret", "postgresql://localhost:1/db?password=***", "does not answer"),
-        ("what://me:secret@localhost/db", "what://me:***@localhost/db", "no URL of a database"),
+        ("postgresql://me:secret@localhost:1/db", "postgresql://me:***@localhost:1/db", "which does not respond"),
+        ("postgresql://me:secret@localhost:port/db", "postgresql://***@localhost:port/db", "not a database URL"),
+        ("postgresql://localhost:1/db?password=secret", "postgresql://localhost:1/db?password=***", "does not respond"),
+        ("what://me:secret@localhost/db", "what://me:***@localhost/db", "not a database URL"),
         ("mysql://me:secret@localhost/db", "mysql://me:***@localhost/db", "whose driver is not installed"),
     ],
 )
@@ -563,7 +563,7 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
         return lr_only(trial)
 
     with pytest.raises(
-        StorageError, match=r"which does not answer: .*The result of lr=3 seed=0 could not be kept: 3\."
+        StorageError, match=r"which does not respond: .*The result of lr=3 seed=0 could not be saved: 3\."
     ):
         tune(
             objective, method="separable", lr=range(1, 9), storage=server.url, name="away",

@@ -75,9 +75,9 @@ def test_all_that_is_not_finite_is_divergence(tmp_path: Path, value: str, direct
     [
         ("[1]", r"the line is \[1\], but must be an object in braces"),
         ("{", "Expecting property name"),
-        ('{"lr": 1}', "value is missing, but must be there"),
-        ('{"lr": 1, "value": null}', 'value is None, but must be a number where there is no "diverged": true'),
-        ('{"lr": 1, "value": 1, "diverged": true}', 'value is 1, but must be null where there is "diverged": true'),
+        ('{"lr": 1}', "value is missing, but is required"),
+        ('{"lr": 1, "value": null}', 'value is None, but must be a number unless there is "diverged": true'),
+        ('{"lr": 1, "value": 1, "diverged": true}', 'value is 1, but must be null if there is "diverged": true'),
         ('{"lr": 1, "value": 1, "diverged": "no"}', "diverged is 'no', but must be true or false"),
         ('{"lr": 1, "value": "1"}', "value is '1', but must be a number, or 'inf' or 'nan'"),
         ('{"lr": 1, "value": "much"}', "value is 'much', but must be"),
@@ -90,7 +90,7 @@ def test_all_that_is_not_finite_is_divergence(tmp_path: Path, value: str, direct
         ('{"lr": 1, "value": 1, "seed": 1.5}', "seed is 1.5, but must be a whole number"),
         ('{"lr": 1, "value": 1, "seconds": -1}', "seconds is -1, but must be a finite number"),
         ('{"lr": 1, "value": 1, "pruned": 1}', "pruned is 1, but must be True or False"),
-        ('{"lr": 1, "value": 1, "diverged_at": 5}', "diverged_at is 5, but must be None where the value is finite"),
+        ('{"lr": 1, "value": 1, "diverged_at": 5}', "diverged_at is 5, but must be None if the value is finite"),
         ('{"lr": 1, "value": NaN, "diverged_at": -5}', "diverged_at is -5, but must be a whole number of at least 0"),
         ("[" * 10**5, "recursion"),
     ],
@@ -137,7 +137,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pyt
     path = tmp_path / "a"
     write_records(path, [Record(1, None, value=1)])
     before = path.read_bytes()
-    with pytest.raises(TypeError, match=r"facts of lr=2 seed=0 is .* which JSON cannot hold"):
+    with pytest.raises(TypeError, match=r"facts of lr=2 seed=0 is .* which is not JSON serializable"):
         write_records(path, [Record(1, None, value=2), Record(2, None, value=2, facts={"a": object()})])
 
     def fail(*_: Any) -> None:
@@ -162,7 +162,7 @@ def test_what_a_record_keeps() -> None:
 @pytest.mark.parametrize(
     ("given", "sentence"),
     [
-        ({"value": math.nan}, "value is nan, but must be a number, infinite where the run diverged"),
+        ({"value": math.nan}, "value is nan, but must be a number, infinite if the run diverged"),
         ({"value": 1, "facts": {"seed": 1}}, "a key of facts is 'seed', but must be a text other than"),
         ({"value": 1, "facts": {1: 1}}, "a key of facts is 1, but must be a text"),
         ({"value": 1, "facts": [1]}, r"facts is \[1\], but must be a mapping"),

@@ -545,7 +545,7 @@ def test_what_a_search_refuses() -> None:
         with pytest.raises(ValueError, match=r"margin is .*, but must be finite and at least 0"):
             plan("grid", SMALL, {}, start=start, margin=margin)
     with pytest.raises(
-        ValueError, match=r"known has no lr 0\.001, eps 0\.1, but must have all that the separable search"
+        ValueError, match=r"known has no lr 0\.001, eps 0\.1, but must have all cells of the separable search"
     ):
         replay("separable", SMALL, {}, start=start)
     with pytest.raises(ValueError, match="seeds is 0, but must be at least 1, or None"):

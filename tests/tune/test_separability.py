@@ -170,7 +170,7 @@ def test_a_row_that_diverged_everywhere() -> None:
 def test_where_everything_diverged() -> None:
     found = separability(EVEN, dict.fromkeys(EVEN.cells(), Score(math.inf)), start=EVEN.start())
     assert (found.moves, found.slope, found.slope_at_large_eps, found.share) == (0, None, None, 0.0)
-    assert found.summary() == "All 81 cells of the grid diverged or failed, so nothing can be said of lr and eps."
+    assert found.summary() == "All 81 cells of the grid diverged or failed, so nothing is known about lr and eps."
 
 
 def test_as_good_as_the_best() -> None:
@@ -215,7 +215,7 @@ def test_verdicts() -> None:
     ]
     steep = landscape(EVEN, lambda lr, eps: (lr - eps) ** 2 + 0.01 * (eps - 2) ** 2)
     said = [verdict(now) for now in plans(steep, EVEN, EVEN.start(start_eps=1))]
-    assert said[3] == "A neighbour was better, so two lines are not enough here: the search goes on from lr 10, eps 10."
+    assert said[3] == "A neighbour was better, so two lines are not enough here: the search moves to lr 10, eps 10."
     assert said[-1] == "No neighbour of lr 100, eps 100 is better, but two lines were not enough: it took 3 rings."
     assert verdict(plans(flat, EVEN, EVEN.start(), "grid")[-1]) == "The best of the whole grid is lr 1, eps 1000."
     line = Space(axis([1, 2, 3], "lr"), None)

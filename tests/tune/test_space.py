@@ -204,7 +204,7 @@ def test_a_start_off_the_axis() -> None:
         space.start(start_eps=2)
     with pytest.raises(ValueError, match=r"start_lr has the value -1\.0"):
         space.start(start_lr=-1)
-    with pytest.raises(ValueError, match="start_eps is 2, but must be None where there is no eps axis"):
+    with pytest.raises(ValueError, match="start_eps is 2, but must be None without an eps axis"):
         Space(axis([1], "lr"), None).start(start_eps=2)
 
 

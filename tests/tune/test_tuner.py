@@ -87,6 +87,13 @@ def test_here_and_in_processes_it_is_the_same(tmp_path: Path) -> None:
     assert all(record.value == math.inf and record.diverged_at == 7 for record in diverged)
 
 
+def test_a_finished_search_reports_all_of_its_trials(tmp_path: Path) -> None:
+    seen: list[Progress] = []
+    options: dict[str, Any] = {"lr": LR, "eps": EPS, "seeds": 3, "workers": None, "watcher": seen.append}
+    result = tune(bowl, storage=tmp_path / "a.journal", **options)
+    assert seen[-1].done == seen[-1].total == len(result.trials)
+
+
 def test_a_finished_point_is_never_run_again(tmp_path: Path) -> None:
     calls: list[str] = []
 
@@ -116,7 +123,7 @@ def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
     found = tune(objective, lr="0.01:10:4", storage=tmp_path / "a.journal")
     assert found.best is not None
     assert (found.best.lr, found.extended, found.at_ends) == (1000, ("lr to 100000",), ())
-    assert "so the search went on: lr to 100000." in found.summary()
+    assert "so the search was extended: lr to 100000." in found.summary()
     again = tune(objective, lr="0.01:10:4", storage=tmp_path / "a.journal")
     assert again == found
     assert again.new == 0
@@ -433,7 +440,7 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
             assert run.returncode in (signals[number], -signal.SIGINT), told
             journal = tmp_path / f"{number.name}.journal"
             if number != signal.SIGKILL:
-                assert f"Stopped: stopped: 2 finished points are kept in {journal}; the same command goes on." in told
+                assert f"Stopped: stopped: 2 finished points are kept in {journal}; run it again to resume." in told
             pids = [int(mark.stem) for mark in (tmp_path / number.name).glob("*.pid")]
             assert len(pids) == 2
             until(partial(are_dead, pids))
@@ -446,7 +453,7 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
         before = states(journal, "waits")
         assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
         study = Study(journal, "waits", create=False)
-        assert all(Watch().has_run_out(trial, lease) for trial, (_, lease) in study.snapshot().held.items())  # at once
+        assert all(Watch().has_expired(trial, lease) for trial, (_, lease) in study.snapshot().held.items())  # at once
         result = tune(lr_only, method="separable", lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
         assert len(result.trials) == 4
 
@@ -464,7 +471,7 @@ def test_stopped_in_this_process(tmp_path: Path) -> None:
 
     for seed in (0, 1):
         calls.clear()
-        with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; the same command"):
+        with pytest.raises(KeyboardInterrupt, match=r"stopped: 1 finished point is kept in .*; run it again to resume"):
             tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
         result = tune(objective, method="separable", lr=[1, 2, 3], seeds=[seed], storage=tmp_path / f"{seed}.journal")
         assert sorted(calls, key=str) == [1, 2, 2, 3]
@@ -583,24 +590,24 @@ def test_a_lease_lasts_longer_where_its_holder_is_seen_to_be_alive(monkeypatch: 
         lease = {**holder("other"), "pid": other.pid, "born": born, "beat": 1}
         elsewhere = {**lease, "machine": "another"}
         watch = Watch(lease=0.3)
-        assert not watch.has_run_out("a", lease)
+        assert not watch.has_expired("a", lease)
         clock.now += 0.29
-        assert not watch.has_run_out("a", elsewhere)
+        assert not watch.has_expired("a", elsewhere)
         clock.now += 0.02
-        assert watch.has_run_out("a", elsewhere)
-        assert not watch.has_run_out("a", lease)
+        assert watch.has_expired("a", elsewhere)
+        assert not watch.has_expired("a", lease)
         other.send_signal(signal.SIGSTOP)
         until(lambda: process_state(other.pid) == "T")
-        assert watch.has_run_out("a", lease)
+        assert watch.has_expired("a", lease)
         other.send_signal(signal.SIGCONT)
         until(lambda: process_state(other.pid) != "T")
         for _ in range(3):
-            assert not watch.has_run_out("a", lease)
+            assert not watch.has_expired("a", lease)
             clock.now += 0.9
-        assert watch.has_run_out("a", lease)
+        assert watch.has_expired("a", lease)
         other.kill()
         other.wait()
-        assert Watch(lease=100).has_run_out("a", lease)
+        assert Watch(lease=100).has_expired("a", lease)
     finally:
         other.kill()
         other.wait()
@@ -612,12 +619,12 @@ def test_time_in_which_nobody_looked_does_not_count(monkeypatch: pytest.MonkeyPa
     monkeypatch.setattr(leases, "time", clock)
     watch = Watch(lease=20.0)
     lease = {"machine": "another", "worker": "w", "beat": 1}
-    assert not watch.has_run_out("a", lease)
+    assert not watch.has_expired("a", lease)
     clock.now += 3600
-    assert not watch.has_run_out("a", lease)
+    assert not watch.has_expired("a", lease)
     for _ in range(8):
         clock.now += 4
-        assert watch.has_run_out("a", lease) == (clock.now > 4600 + 15)
+        assert watch.has_expired("a", lease) == (clock.now > 4600 + 15)
 
 
 def test_other_results_put_in_meanwhile(tmp_path: Path) -> None:

@@ -70,9 +70,9 @@ def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
     assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 is better")
     again = avagrad(*SEARCH, cwd=project)
-    assert again == told.replace("after 10 trials.", "after 10 trials (10 were there already).")
+    assert again == told.replace("after 10 trials.", "after 10 trials (10 from earlier runs).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)
-    assert "after 35 trials (10 were there already)." in whole
+    assert "after 35 trials (10 from earlier runs)." in whole
     assert "The best lr does not move over eps" in whole
     shown = avagrad("study", "show", "a/mine.journal", cwd=project)
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
@@ -97,7 +97,7 @@ def test_an_export_replaces_records_alone(project: Path) -> None:
     before = journal.read_bytes()
     done = command("-m", "avagrad", "study", "export", "a/mine.journal", "a/mine.journal", cwd=project)
     assert done.returncode == 2
-    assert "file is 'a/mine.journal', which holds something else than records: name another." in done.stderr
+    assert "file is 'a/mine.journal', which is not a file of records: choose another one." in done.stderr
     assert journal.read_bytes() == before
     for _ in range(2):  # records may be replaced
         avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
@@ -130,7 +130,7 @@ def test_a_study_of_several_grids_shows_and_exports_them_all(
 
     search("1e-4:1e-1:4", "1e-4:1:5")
     shown = search("1e-3:1:4", "1e-4:1:5")
-    assert shown[1] == "25 finished (0 diverged), 0 under way, 0 waiting"
+    assert shown[1] == "25 finished (0 diverged), 0 running, 0 waiting"
     assert shown[2] == "0            lr 1, eps 0.01"
     assert shown[7:] == [
         "",
@@ -149,7 +149,7 @@ def test_a_study_of_several_grids_shows_and_exports_them_all(
     assert shown[10] == "  0.0001       6      5      -     4      -    5  6"
     assert shown[-1].startswith("4 lr x 7 eps of these are complete. The best lr does not move over eps from 0.0001")
     shown = search("0.1,10", None)
-    assert shown[1] == "35 finished (0 diverged), 0 under way, 0 waiting"
+    assert shown[1] == "35 finished (0 diverged), 0 running, 0 waiting"
     assert shown[2] == "0            lr 1, eps 0.01"
     assert shown[-5:] == ["", "2 lr", " lr  value", "0.1      3", " 10      3"]
     assert "35 records" in said_of("study", "export", storage, "out.jsonl", capsys=capsys)[0]
@@ -193,7 +193,7 @@ def test_a_point_that_was_queued_twice_has_not_failed(tmp_path: Path, capsys: py
             study.queue([Point(0.1, None, 0)], empty)
         study.withdraw()
     shown = said_of("study", "show", storage, capsys=capsys)
-    assert shown[1:] == ["0 finished (0 diverged), 0 under way, 1 waiting"]
+    assert shown[1:] == ["0 finished (0 diverged), 0 running, 1 waiting"]
 
 
 def test_a_failure_stays_when_the_next_search_is_on_another_grid(
@@ -208,7 +208,7 @@ def test_a_failure_stays_when_the_next_search_is_on_another_grid(
         study.queue([Point(0.1, None, 0), Point(1, None, 0)])  # once more, and one that was never tried
         study.withdraw(set())
     shown = said_of("study", "show", storage, capsys=capsys)
-    assert shown[1:] == ["0 finished (0 diverged), 0 under way, 0 waiting", "failed: lr=0.1 seed=0: ValueError: no"]
+    assert shown[1:] == ["0 finished (0 diverged), 0 running, 0 waiting", "failed: lr=0.1 seed=0: ValueError: no"]
 
 
 def test_a_dry_run_runs_nothing(project: Path) -> None:
@@ -233,8 +233,8 @@ WRONG = {
     "tune mine:wrong --lr 1,2": "objective returned None, but must be a number",
     "sweep digitz": "digitz",
     "sweep digits --optimizer sgd --eps 1,2": "but sgd has no eps",
-    "sweep digits --lr 1,2 -o full=true": "full is True, but a search chooses by the validation error",
-    "study show nowhere.journal": "storage is 'nowhere.journal', which is gone or was never there",
+    "sweep digits --lr 1,2 -o full=true": "full is True, but must be False in a search",
+    "study show nowhere.journal": "storage is 'nowhere.journal', which is missing",
     "study import nowhere.jsonl": "nowhere.jsonl",
 }
 
@@ -310,4 +310,4 @@ def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
     run.send_signal(signal.SIGINT)
     _, said = run.communicate()
     assert run.returncode == 130
-    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; the same command goes on.\n", said)
+    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.\n", said)

@@ -18,7 +18,7 @@ __all__ = ["app", "main"]
 
 
 class _Commands(TyperGroup):
-    """Prints how to go on with what was stopped: typer would take it for Ctrl-C, and abort without a word."""
+    """Prints how to resume: typer would treat Stopped as Ctrl-C, and abort without a message."""
 
     def invoke(self, ctx: Any) -> Any:
         try:
@@ -31,7 +31,7 @@ class _Commands(TyperGroup):
 app = typer.Typer(
     cls=_Commands,
     help="Find the learning rate and epsilon of a training; train with the methods of 'Domain-independent Dominance of "
-    "Adaptive Methods', and check what it says.",
+    "Adaptive Methods', and check its results.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -50,7 +50,7 @@ def _version(
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line; an error is printed as a sentence, and the exit code is 2.
+    """Run the command line; an error is printed as one line, and the exit code is 2.
 
     >>> main(["train", "digitz"])
     Traceback (most recent call last):

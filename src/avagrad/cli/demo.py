@@ -1,4 +1,4 @@
-"""The command that shows all of it in three minutes."""
+"""The command ``demo``."""
 
 import sys
 import tempfile
@@ -24,15 +24,15 @@ app = typer.Typer()
 
 @app.command()
 def demo(
-    out: Annotated[Path, typer.Option(help="a folder for all that is run")] = Path("runs/demo"),
-    workers: Annotated[int, typer.Option(help="processes, each with one thread")] = 2,
+    out: Annotated[Path, typer.Option(help="folder of all runs")] = Path("runs/demo"),
+    workers: Annotated[int, typer.Option(help="number of processes, each with one thread")] = 2,
     show: Open = False,
     dry_run: DryRun = False,
 ) -> None:
-    """Run the paper's experiments in small, on data that are there, and write a page about what came out.
+    """Run the paper's experiments at a small scale, on data that come with the packages, and write a report page.
 
     The synthetic problem, three heat maps of 441 trainings, a search by two lines, and all methods on digits and
-    characters: three minutes on two cores. Killed or stopped, the same command goes on.
+    characters: three minutes on two cores. After a stop or a kill, the same command resumes.
     """
     todo = jobs()
     if dry_run:
@@ -49,19 +49,19 @@ def demo(
     for name, why in failed.items():
         typer.echo(f"failed: {name}: {why}", err=True)
     if failed:
-        typer.echo(f"{len(failed)} of {len(todo)} jobs failed; the same command tries them again", err=True)
+        typer.echo(f"{len(failed)} of {len(todo)} jobs failed; run it again to retry them", err=True)
         raise typer.Exit(1)
 
 
 def _show_plan(todo: Sequence[Job], out: Path) -> None:
     for job in todo:
-        state = "is there already" if job.is_done(out) else f"about {job.cost:g} s on one core"
+        state = "already done" if job.is_done(out) else f"about {job.cost:g} s on one core"
         typer.echo(f"{out / job.name}: {state}")
     typer.echo(f"{len(todo)} jobs, about {sum(job.cost for job in todo if not job.is_done(out)):.0f} s on one core")
 
 
 def _check_writable(out: Path) -> None:
-    """Raise at once what each job would raise otherwise."""
+    """Raise an error once, which otherwise each job would raise."""
     try:
         out.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=out).close()
@@ -70,7 +70,7 @@ def _check_writable(out: Path) -> None:
 
 
 def _report(out: Path, todo: Sequence[Job]) -> tuple[Path, list[str]]:
-    """Write the page, unless it is younger than all results; return where it is, and the findings."""
+    """Write the page, unless it is newer than all results; return its path, and the findings."""
     from avagrad.report.findings import six_lines
     from avagrad.report.page import PAGE, write_report
     from avagrad.report.reading import collect
@@ -84,7 +84,7 @@ def _report(out: Path, todo: Sequence[Job]) -> tuple[Path, list[str]]:
 
 
 class _JobsBar(Bar):
-    """Shows how far all jobs are together, by what they cost."""
+    """Shows the progress of all jobs together, weighted by their cost."""
 
     COUNTS_STEPS = False
     EVERY = 10.0
@@ -94,9 +94,9 @@ class _JobsBar(Bar):
         self.costs = {job.name: job.cost for job in todo}
         self.shares = {job.name: 1.0 for job in todo if job.is_done(out)}
         self.began = time.monotonic()
-        there = f", {len(self.shares)} of them are there already" if self.shares else ""
+        already = f", {len(self.shares)} of them already done" if self.shares else ""
         is_done = len(self.shares) == len(todo)
-        line = f"all {len(todo)} jobs were there already" if is_done else f"{len(todo)} jobs{there}"
+        line = f"all {len(todo)} jobs were already done" if is_done else f"{len(todo)} jobs{already}"
         print(line, file=sys.stderr, flush=True)
 
     def __call__(self, name: str, share: float) -> None:

@@ -19,7 +19,7 @@ from avagrad.lab.folder import CONFIG, RunFolder
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.options import OPTIONS, config_from, describe
 from avagrad.lab.presets import PRESETS
-from avagrad.lab.queue import work_off
+from avagrad.lab.queue import run_file
 from avagrad.lab.resume import resume_run
 from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
@@ -31,12 +31,12 @@ from avagrad.progress import Bar
 __all__ = ["app"]
 
 app = typer.Typer()
-bench_app = typer.Typer(help="Measure what a step costs.", no_args_is_help=True)
+bench_app = typer.Typer(help="Measure the cost of a step.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
 
 
 class RunBar(Bar, Callback):
-    """Shows how far a run is."""
+    """Shows the progress of a run."""
 
     def on_start(self, config: Config, done: int, total: int) -> None:
         self.at(f"{config.task}, {config.optimizer}", done, total)
@@ -52,10 +52,10 @@ class RunBar(Bar, Callback):
 @app.command()
 @with_options(OPTIONS.values())
 def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")], given: dict[str, Any]) -> None:
-    """Train a model, and leave a folder with its settings, metrics, checkpoint and result.
+    """Train a model, and write its settings, metrics, checkpoint and result to a folder.
 
-    What is not given comes from the preset; `avagrad list TASK` shows them, with their sources. Killed or stopped,
-    `avagrad resume FOLDER` goes on, to the same numbers.
+    Settings that are not given come from the preset; `avagrad list TASK` shows them, with their sources. After a stop
+    or a kill, `avagrad resume FOLDER` continues, to the same numbers.
     """
     if given["dry_run"]:
         typer.echo(describe(config_from(task, given)))
@@ -67,7 +67,7 @@ def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}."
 
 @app.command()
 def resume(folder: Annotated[Path, typer.Argument(help="the folder of a run or an ensemble")]) -> None:
-    """Go on with a run or an ensemble that was stopped, with the settings that it was begun with."""
+    """Resume a run or an ensemble that was stopped, with its original settings."""
     with RunBar() as bar:
         result = resume_run(folder, bar)
     _show(result, RunFolder(folder).read_json(CONFIG)["config"]["task"], folder)
@@ -82,32 +82,32 @@ def _show(result: Mapping[str, Any], task: str, folder: Path) -> None:
 
 @app.command()
 def queue(
-    file: Annotated[Path, typer.Argument(help="a run on each line, in the words of `avagrad train`")],
-    out: Annotated[Path | None, typer.Option(help="the folder of all runs", show_default=False)] = None,
-    minutes: Annotated[float | None, typer.Option(help="stop then, and save", show_default=False)] = None,
+    file: Annotated[Path, typer.Argument(help="a run on each line, with the arguments of `avagrad train`")],
+    out: Annotated[Path | None, typer.Option(help="folder of all runs", show_default=False)] = None,
+    minutes: Annotated[float | None, typer.Option(help="save and stop after so long", show_default=False)] = None,
     save_every: Annotated[float, typer.Option(help=OPTIONS["save_every"].help)] = 30.0,
     dry_run: DryRun = False,
 ) -> None:
-    """Work off a list of runs, a part at a time: the next one that is not finished is run, or gone on with.
+    """Process a queue of runs, a part at a time: the next one that is not finished is started or resumed.
 
-    Killed or stopped, the same command goes on. Several processes may work on one list at once.
+    After a stop or a kill, the same command resumes. Several processes may share one queue.
     """
     with RunBar() as bar:
-        work_off(file, out, minutes, save_every, dry_run, bar)
+        run_file(file, out, minutes, save_every, dry_run, bar)
 
 
 @app.command()
 def synthetic(
-    w1: Annotated[list[float] | None, typer.Option(help="where w starts; may be given several times")] = None,
-    steps: Annotated[int, typer.Option(help="how many steps")] = 1_000_000,
-    replicas: Annotated[int, typer.Option(help="how many independent runs")] = 100,
-    methods: Annotated[str, typer.Option(help="methods, with commas between them")] = ",".join(toy.METHODS),
+    w1: Annotated[list[float] | None, typer.Option(help="initial w; may be repeated")] = None,
+    steps: Annotated[int, typer.Option(help="number of steps")] = 1_000_000,
+    replicas: Annotated[int, typer.Option(help="number of independent runs")] = 100,
+    methods: Annotated[str, typer.Option(help="comma-separated methods")] = ",".join(toy.METHODS),
     c: Annotated[float, typer.Option("--c", help="C of the problem")] = 999.0,
     delta: Annotated[float, typer.Option(help="delta of the problem")] = 1.0,
     lr: Annotated[float, typer.Option(help="learning rate")] = 1e-5,
     beta2: Annotated[float, typer.Option(help="beta2")] = 0.99,
     eps: Annotated[float, typer.Option(help="epsilon")] = 1e-8,
-    seed: Annotated[int, typer.Option(help="fixes everything that is random")] = 0,
+    seed: Annotated[int, typer.Option(help="random seed")] = 0,
     bias_correction: Annotated[bool, typer.Option(help="of Delayed Adam and AvaGrad")] = True,
     out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
     dry_run: DryRun = False,
@@ -115,8 +115,8 @@ def synthetic(
     """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
 
     The steps are compiled first, for half a minute. Over the 10^6 steps Adam moves to w = 1, where the squared gradient
-    is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is Theorem 2's, for what the run recorded; above
-    the largest value there is, it says nothing.
+    is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is Theorem 2's, for the recorded run; above the
+    largest possible value it is vacuous.
     """
     names = _names("methods: a method", methods, toy.METHODS)
     settings_at = partial(
@@ -136,7 +136,7 @@ def synthetic(
 
 
 def _names(what: str, text: str, known: Mapping[str, object]) -> list[str]:
-    """Return names that stand in a text with commas between them, or say which is not known."""
+    """Return the names in a comma-separated text, or raise an error about an unknown one."""
     names = [name.strip() for name in text.split(",") if name.strip()]
     for name in names:
         look_up(what, name, known)
@@ -144,7 +144,7 @@ def _names(what: str, text: str, known: Mapping[str, object]) -> list[str]:
 
 
 def _run_and_show(settings: toy.Settings, names: Sequence[str]) -> dict[str, toy.Curve]:
-    """Run the methods from one start, with a bar, and show a table of what came out."""
+    """Run the methods from one start, with a bar, and show a table of the results."""
     with Bar() as bar:
         curves = toy.run(settings, names, bar.at)
     table = Table(
@@ -166,14 +166,14 @@ def _run_and_show(settings: toy.Settings, names: Sequence[str]) -> dict[str, toy
 
 
 @app.command("list")
-def list_all(task: Annotated[str | None, typer.Argument(help="show all that is known of this task")] = None) -> None:
-    """Show tasks and methods; of one task its options, presets and settings, each with its source."""
+def list_all(task: Annotated[str | None, typer.Argument(help="show the details of this task")] = None) -> None:
+    """Show tasks and methods; for one task its options, presets and settings, each with its source."""
     if task is not None:
         _show_task(task)
         return
     tasks = [(name, what, ", ".join(PRESETS[name])) for name, (_, _, what) in TASKS.items()]
     tasks.append(("synthetic", "the problem of Theorem 1: avagrad synthetic", ""))
-    _show_table("Tasks; `avagrad list TASK` shows more", ("task", "what it is", "presets"), tasks)
+    _show_table("Tasks; `avagrad list TASK` shows more", ("task", "description", "presets"), tasks)
     _show_table(
         "Methods; Table 1 of the paper: test errors in %, bits per character",
         ("method", *METHODS["sgd"].paper_errors),
@@ -218,12 +218,12 @@ def _show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]
 
 @bench_app.command("step")
 def bench_step(
-    device: Annotated[str | None, typer.Option(help="cuda where there is one, else cpu", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu", show_default=False)] = None,
     sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}", show_default=False)] = None,
     json: Annotated[Path | None, typer.Option(help="where to write the numbers", show_default=False)] = None,
     dry_run: DryRun = False,
 ) -> None:
-    """Measure a step's time and memory beside torch's optimizers, on the parameters of real models."""
+    """Compare a step's time and memory with torch's optimizers, on the parameters of real models."""
     on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     names = _names("sets: a set", sets, bench.SETS) if sets else bench.fitting(on)
     if dry_run:

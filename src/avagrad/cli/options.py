@@ -1,4 +1,4 @@
-"""Typer commands whose options come from a table, and --dry-run."""
+"""Options of Typer commands from a table, and --dry-run."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)
 
 
 def with_options(options: Iterable[Option]) -> Callable[[Command], Command]:
-    """Return a decorator: the command takes these options by name, and its function gets them as the dict ``given``.
+    """Return a decorator that adds options to a command; its function gets them as the dict ``given``.
 
     >>> @with_options([OPTIONS["lr"], OPTIONS["compile"]])
     ... def show(word: str, given: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""The command that makes a page of a folder."""
+"""The command ``report``."""
 
 import webbrowser
 from pathlib import Path
@@ -10,21 +10,21 @@ __all__ = ["app"]
 
 app = typer.Typer()
 Open = Annotated[bool, typer.Option("--open", help="open the page in a browser")]
-_NAMED = 10  # problems that are named
+_NAMED = 10  # problems that are listed
 
 
 @app.command()
 def report(
     folder: Annotated[Path, typer.Argument(help="a folder with runs, sweeps, records, measurements")],
     out: Annotated[
-        Path | None, typer.Option(help="the page's file; report.html in the folder by default", show_default=False)
+        Path | None, typer.Option(help="file of the page; default: report.html in the folder", show_default=False)
     ] = None,
     show: Open = False,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="say what the folder holds, and write nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="print the folder's contents, write nothing")] = False,
 ) -> None:
-    """Write one page about all that a folder holds: heat maps, curves, tables, runs with their settings.
+    """Write one page about everything in a folder: heat maps, curves, tables, runs with their settings.
 
-    The page needs no network. Its figures (PNG, SVG) and tables (Markdown, CSV) are written beside it.
+    The page needs no network. Its figures (PNG, SVG) and tables (Markdown, CSV) are written next to it.
     """
     from avagrad.report.page import write_report
     from avagrad.report.reading import collect
@@ -49,7 +49,7 @@ def report(
 
 
 def show_page(page: Path, *, in_browser: bool) -> None:
-    """Print where a page is, and open it in a browser if that is wanted."""
+    """Print the path of a page, and open it in a browser if requested."""
     typer.echo(f"the page is {page}")
     if in_browser:
         webbrowser.open(page.resolve().as_uri())

@@ -1,4 +1,4 @@
-"""The commands that search over lr and eps: tune and sweep; and study, for what they leave."""
+"""The commands that search over lr and eps: tune and sweep; and study, for their results."""
 
 import importlib
 import json
@@ -32,26 +32,26 @@ from avagrad.tune.tuner import tune
 __all__ = ["app"]
 
 app = typer.Typer()
-study_app = typer.Typer(help="Bring records into a study, and get them out.", no_args_is_help=True)
+study_app = typer.Typer(help="Import, export and show the records of a study.", no_args_is_help=True)
 app.add_typer(study_app, name="study")
 
 _TUNE = [
     Option("lr", str, "1e-4:1e3:15, paper, or 0.1,1,10"),
     Option("eps", str, "1e-8:1e2:11, paper, or 0.1,1,10"),
-    Option("optimizer", str, f"gives the usual axes, if none is given: {', '.join(USUAL_AXES)}"),
+    Option("optimizer", str, f"its default axes are used if none is given: {', '.join(USUAL_AXES)}"),
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
 ]
-_NOT_OF_A_SWEEP = ("lr", "eps", "seed", "resume", "save_every", "tensorboard", "download")  # but of its points
+_EXCLUDED = ("lr", "eps", "seed", "resume", "save_every", "tensorboard", "download")  # set for each point
 _SWEEP = [
-    Option("lr", str, "1e-4:1e3:15, 0.1,1,10, ...; the paper's by default"),
-    Option("eps", str, "likewise; 'preset' for the preset's alone"),
+    Option("lr", str, "1e-4:1e3:15, 0.1,1,10, ...; default: the paper's"),
+    Option("eps", str, "likewise; 'preset' for only the preset's value"),
     *(option for option in SEARCH_OPTIONS.values() if option.name != "direction"),
     Option("engine", str, f"one of {', '.join(ENGINES)}: all points at once", default="runs"),
-    Option("members_at_once", int, "of an ensemble; chosen by default"),
-    *(option for option in OPTIONS.values() if option.name not in _NOT_OF_A_SWEEP),
+    Option("members_at_once", int, "points of an ensemble that are trained together; chosen automatically by default"),
+    *(option for option in OPTIONS.values() if option.name not in _EXCLUDED),
 ]
-_Storage = Annotated[str, typer.Argument(help="a file, or a database's URL")]
+_Storage = Annotated[str, typer.Argument(help="a file or a database URL")]
 _Name = Annotated[str | None, typer.Option(help=SEARCH_OPTIONS["name"].help, show_default=False)]
 
 
@@ -62,8 +62,8 @@ def tune_command(
 ) -> None:
     """Find the best lr and eps for a training function of your own.
 
-    Killed or stopped, the same command goes on. The same command on other machines, with a database as storage, shares
-    the work.
+    After a stop or a kill, the same command resumes. The same command on other machines, with a database as storage,
+    shares the work.
     """
     function = _imported(objective)
     lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given.pop("optimizer"))
@@ -93,7 +93,7 @@ def sweep_command(
     names = given.keys() & {*SEARCH_OPTIONS, "engine", "members_at_once"}
     search = {name: given[name] for name in names} | {"folder": given["out"]}
     search["extend"] = not search.pop("no_extend")
-    # The points of an ensemble are all finished at its end: there the bar counts steps.
+    # The points of an ensemble all finish at its end, so the bar counts steps.
     bar = RunBar() if given["engine"] == "ensemble" else _SearchBar()
     search["callback" if isinstance(bar, RunBar) else "watcher"] = bar
     with bar:
@@ -122,11 +122,11 @@ def _imported(text: str) -> Objective:
 @study_app.command("import")
 def import_records(
     file: Annotated[Path, typer.Argument(help="records in JSON lines: lr, eps, seed, value")],
-    storage: Annotated[str | None, typer.Option(help="beside the file by default", show_default=False)] = None,
-    name: Annotated[str, typer.Option(help="of the study")] = "imported",
+    storage: Annotated[str | None, typer.Option(help="default: next to the file", show_default=False)] = None,
+    name: Annotated[str, typer.Option(help="name of the study")] = "imported",
     direction: Annotated[str, typer.Option(help=SEARCH_OPTIONS["direction"].help)] = "minimize",
 ) -> None:
-    """Make a study of records that were made elsewhere, or add them to one; finished points stay as they are."""
+    """Make a study of records from elsewhere, or add them to one; points that are finished there are skipped."""
     records = read_records(file, direction=direction)
     place = storage or str(file.with_suffix(".journal"))
     with closing(Study(place, name, direction=direction)) as study:
@@ -137,7 +137,7 @@ def import_records(
 @study_app.command("export")
 def export_records(
     storage: _Storage,
-    file: Annotated[Path, typer.Argument(help="where the records go, in JSON lines")],
+    file: Annotated[Path, typer.Argument(help="file for the records, in JSON lines")],
     name: _Name = None,
 ) -> None:
     """Write the records of a study to a file of JSON lines."""
@@ -145,7 +145,7 @@ def export_records(
         try:
             read_records(file)
         except ValueError:
-            raise ValueError(f"file is {str(file)!r}, which holds something else than records: name another.") from None
+            raise ValueError(f"file is {str(file)!r}, which is not a file of records: choose another one.") from None
     with closing(_opened(storage, name)) as study:
         records = study.snapshot().records
     write_records(file, records)
@@ -154,16 +154,16 @@ def export_records(
 
 @study_app.command("show")
 def show(storage: _Storage, name: _Name = None) -> None:
-    """Say what a study holds: what is finished, what has failed, the best points, and a table of each grid.
+    """Show a study: finished and failed points, the best points, and a table of each grid.
 
-    Grids that share values of lr or eps are one table. Below it is said how far lr and eps part.
+    Grids that share values of lr or eps are one table, followed by a summary of how separable lr and eps are.
     """
     with closing(_opened(storage, name)) as study:
         seen = study.snapshot()
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
     typer.echo(
-        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.held)} under way, {len(seen.waiting)} waiting"
+        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.held)} running, {len(seen.waiting)} waiting"
     )
     finished = {record.point.key for record in seen.records}
     for key, reasons in seen.failures.items():
@@ -187,7 +187,7 @@ def _opened(storage: str, name: str | None) -> Study:
     if name is None:
         names = [study.study_name for study in open_storage(storage, create=False).get_all_studies()]
         if len(names) != 1:
-            raise ValueError(f"name is not given, but {described(storage)!r} holds {len(names)} studies: {names}.")
+            raise ValueError(f"name is not given, but {described(storage)!r} has {len(names)} studies: {names}.")
         (name,) = names
     return Study(storage, name, create=False)
 
@@ -205,14 +205,14 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
 
 
 def _show_result(result: Result) -> None:
-    """Print what a search has found; the exit code is 1 if that is nothing, or a point has failed."""
+    """Print the result of a search; the exit code is 1 if there is none, or a point has failed."""
     typer.echo(result.summary())
     if result.failed or result.best is None:
         raise typer.Exit(1)
 
 
 class _SearchBar(Bar):
-    """Shows how far a search is: a bar on a terminal, else a line now and then."""
+    """Shows the progress of a search: a bar on a terminal, else occasional lines."""
 
     COUNTS_STEPS = False
 

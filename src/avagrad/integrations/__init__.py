@@ -2,7 +2,7 @@
 
 >>> from avagrad.integrations import register_with_timm
 
-The frameworks are imported when a name is asked for.
+The frameworks are imported lazily.
 """
 
 import importlib
@@ -10,7 +10,7 @@ from typing import Any
 
 __all__ = ["HuggingFaceCallback", "LightningCallback", "register_with_timm"]
 
-_PLACES = {
+_MODULES = {
     "HuggingFaceCallback": "hugging_face",
     "LightningCallback": "lightning",
     "register_with_timm": "timm",
@@ -18,6 +18,6 @@ _PLACES = {
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _PLACES:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
+    return getattr(importlib.import_module(f"{__name__}.{_MODULES[name]}"), name)

@@ -12,7 +12,7 @@ __all__ = ["HuggingFaceCallback"]
 class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # transformers is not followed
     """Logs gamma, the size of a step, and the shares of inactive and clamped coordinates every ``every`` steps.
 
-    They go where the Trainer's own numbers go. Add it to the Trainer after that is made::
+    They are logged like the Trainer's own numbers. Add the callback after the Trainer is made::
 
         trainer.add_callback(HuggingFaceCallback(trainer, every=100))
 
@@ -24,8 +24,8 @@ class HuggingFaceCallback(TrainerCallback):  # type: ignore[misc]  # transformer
         self.trainer, self.every = trainer, check_every(every)
 
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Log the numbers, if it is time; where parameters are sharded, all ranks work them out together."""
+        """Log the numbers every ``every`` steps; if parameters are sharded, all ranks compute them together."""
         if state.global_step % self.every == 0 and (found := metrics_of(kwargs.get("optimizer"))):
-            asked = control.should_log
+            should_log = control.should_log
             self.trainer.log(found)
-            control.should_log = asked  # which log() withdraws: the Trainer is still to log its loss
+            control.should_log = should_log  # log() resets it, but the Trainer has not logged its loss yet

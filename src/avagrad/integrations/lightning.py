@@ -12,7 +12,7 @@ __all__ = ["LightningCallback"]
 class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not followed
     """Logs gamma, the size of a step, and the shares of inactive and clamped coordinates every ``every`` steps.
 
-    They go to the Trainer's loggers, at its ``global_step``, with the number of the optimizer where there are several::
+    They go to the Trainer's loggers, at its ``global_step``, with the optimizer's index if there are several::
 
         Trainer(callbacks=[LightningCallback(every=100)])
 
@@ -25,15 +25,15 @@ class LightningCallback(Callback):  # type: ignore[misc]  # lightning is not fol
         self.every, self._last = check_every(every), 0
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Count from where this run starts."""
+        """Count from the step at which this run starts."""
         self._last = trainer.global_step
 
     def on_train_batch_end(self, trainer: Any, pl_module: Any, *arguments: Any, **kwargs: Any) -> None:
-        """Log the numbers, if it is time; where parameters are sharded, all ranks work them out together."""
+        """Log the numbers every ``every`` steps; if parameters are sharded, all ranks compute them together."""
         step, last = trainer.global_step, self._last
         self._last = step
         if step // self.every == last // self.every:
-            return  # several optimizers may step over a multiple; none steps while gradients are accumulated
+            return  # several optimizers may skip over a multiple; none steps while gradients are accumulated
         several = len(trainer.optimizers) > 1
         for i, optimizer in enumerate(trainer.optimizers):
             found = metrics_of(optimizer, prefix=f"optimizer_{i}/" if several else "optimizer/")

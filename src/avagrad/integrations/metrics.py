@@ -1,4 +1,4 @@
-"""What the callbacks log."""
+"""The numbers that the callbacks log."""
 
 from typing import Any
 
@@ -10,7 +10,7 @@ _LOGGED = ("gamma", "step_rms", "step_rms_predicted", "inactive_share", "clipped
 
 
 def metrics_of(optimizer: Any, prefix: str = "optimizer/") -> dict[str, float]:
-    """Return the numbers that are logged of an optimizer, which a framework may have wrapped; none of others' classes.
+    """Return the numbers to log for an optimizer, which a framework may have wrapped; none for other classes.
 
     >>> import torch
     >>> from avagrad import AvaStep
@@ -29,7 +29,7 @@ def metrics_of(optimizer: Any, prefix: str = "optimizer/") -> dict[str, float]:
 
 
 def check_every(every: int) -> int:
-    """Return a number of steps, or refuse it.
+    """Return a number of steps, or raise an error.
 
     >>> check_every(0)
     Traceback (most recent call last):

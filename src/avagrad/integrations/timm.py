@@ -6,10 +6,10 @@ __all__ = ["register_with_timm"]
 
 
 def register_with_timm() -> list[str]:
-    """Make our optimizers known to ``timm.optim.create_optimizer_v2`` and to timm's ``train.py --opt``.
+    """Register our optimizers for ``timm.optim.create_optimizer_v2`` and timm's ``train.py --opt``.
 
-    Returns the names: those of :func:`avagrad.optimizers` that are classes of ours, without hyphens. A name that timm
-    has already (its own ADOPT) stays timm's. A second call changes nothing.
+    Returns the names: those of :func:`avagrad.optimizers` for our own classes, without hyphens. A name that timm has
+    already (its own ADOPT) is not replaced. A second call changes nothing.
 
     >>> register_with_timm()  # doctest: +SKIP
     ['adabound', 'adashift', 'avagrad', 'avagradw', 'avastep', 'delayedadam']

@@ -1,4 +1,4 @@
-"""What a value may be; a bool is no number."""
+"""Checks of values; a bool is not a number."""
 
 import math
 import numbers
@@ -8,7 +8,7 @@ __all__ = ["is_number", "is_whole", "require"]
 
 
 def is_number(value: Any) -> bool:
-    """Tell whether a value is a finite number.
+    """Return whether a value is a finite number.
 
     >>> is_number(1), is_number(0.5), is_number(True), is_number(math.inf), is_number("1")
     (True, True, False, False, False)
@@ -17,12 +17,12 @@ def is_number(value: Any) -> bool:
         return False
     try:
         return math.isfinite(value)
-    except OverflowError:  # a whole number that no float can hold
+    except OverflowError:  # a whole number beyond the range of floats
         return False
 
 
 def is_whole(value: Any, least: int | None = None) -> bool:
-    """Tell whether a value is a whole number, of at least so much.
+    """Return whether a value is a whole number, of at least ``least``.
 
     >>> is_whole(1), is_whole(1.0), is_whole(False), is_whole(0, 1)
     (True, False, False, False)
@@ -31,7 +31,7 @@ def is_whole(value: Any, least: int | None = None) -> bool:
 
 
 def require(fits: bool, name: str, value: Any, allowed: str) -> None:
-    """Refuse a value that is not allowed.
+    """Reject a value that is not allowed.
 
     >>> require(False, "epochs", 0, "a whole number of at least 1")
     Traceback (most recent call last):

@@ -1,4 +1,4 @@
-"""What the command lines of the lab do: ``python -m avagrad.lab.train``, and ``avagrad train``, which is the same."""
+"""The command lines of the lab: ``python -m avagrad.lab.train``, which is the same as ``avagrad train``."""
 
 import argparse
 import contextlib
@@ -21,7 +21,7 @@ __all__ = ["Lines", "guarded", "main", "run", "summary"]
 
 
 def _free_folder(config: Config) -> Path:
-    """Make a folder under runs/ that was not there, also not for another command that starts now."""
+    """Create a new folder under runs/; other commands may do so at the same time."""
     base = f"{config.task.rpartition(':')[2].lower()}-{config.optimizer}-seed{config.seed}"
     for name in itertools.chain([base], (f"{base}-{i}" for i in itertools.count(2))):
         with contextlib.suppress(FileExistsError):
@@ -31,7 +31,7 @@ def _free_folder(config: Config) -> Path:
 
 
 def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -> tuple[dict[str, Any], Path]:
-    """Run what a command line asks for; return the result and its folder. ``given`` has names of OPTIONS.
+    """Run a training from command-line options; return the result and its folder. ``given`` has names of OPTIONS.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -40,7 +40,7 @@ def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -
     15
     """
     if given.get("resume") and given.get("out") is None:
-        raise ValueError("resume is asked for without out: name the folder of the run that is to go on.")
+        raise ValueError("resume is given without out: name the folder of the run to resume.")
     config = config_from(task, given)
     out = Path(given["out"]) if given.get("out") is not None else _free_folder(config)
     options: dict[str, Any] = {name: bool(given.get(name)) for name in ("resume", "tensorboard", "download")}
@@ -50,7 +50,7 @@ def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -
         result = train(config, out, callback=callback, **options)
     except BaseException:
         if given.get("out") is None:
-            with contextlib.suppress(OSError):  # it is empty, if nothing came of the run
+            with contextlib.suppress(OSError):  # it is empty if the run did not begin
                 out.rmdir()
         raise
     return result, out
@@ -67,7 +67,7 @@ class Lines(Callback):
         self.stream = stream or sys.stderr
 
     def on_start(self, config: Config, done: int, total: int) -> None:
-        """Print what runs."""
+        """Print the task and the method."""
         at = f", from step {done}" if done else ""
         self._print(f"{config.task} with {config.optimizer}: {total} steps{at}")
 
@@ -78,12 +78,12 @@ class Lines(Callback):
         self._print(line + ("  diverged" if row.get("diverged") else ""))
 
     def _print(self, line: str) -> None:
-        with contextlib.suppress(OSError):  # nobody reads on: the run is worth more than its lines
+        with contextlib.suppress(OSError):  # a closed stream must not end the run
             print(line, file=self.stream, flush=True)
 
 
 def summary(result: Mapping[str, Any], unit: str) -> str:
-    """Return in one line what came out of a run, or of an ensemble.
+    """Return the result of a run, or of an ensemble, in one line.
 
     >>> summary({"status": "diverged", "diverged_at": 7}, "%")
     'diverged at step 7: the loss is not a finite number'
@@ -98,7 +98,7 @@ def summary(result: Mapping[str, Any], unit: str) -> str:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Do a command's work and return its exit code: what is wrong is said in a sentence, and is code 2.
+    """Run a command and return its exit code: an error is printed as one line, and its code is 2.
 
     >>> guarded(lambda: 0)
     0
@@ -106,7 +106,7 @@ def guarded(work: Callable[[], int]) -> int:
     try:
         return work()
     except Stopped as stopped:
-        print(f"stopped and saved; the same command with --out {stopped.folder} --resume goes on", file=sys.stderr)
+        print(f"stopped and saved; to resume, run it again with --out {stopped.folder} --resume", file=sys.stderr)
         return stopped.exit_code
     except (ValueError, TypeError, OSError, ImportError) as error:
         print(f"error: {error}", file=sys.stderr)
@@ -132,10 +132,10 @@ def _train(given: dict[str, Any]) -> int:
         print(describe(config_from(given["task"], given)))
         return 0
     result, out = run(given["task"], given, Lines())
-    if os.environ.get("RANK", "0") != "0":  # of several processes the first one speaks
+    if os.environ.get("RANK", "0") != "0":  # only the first of several processes prints
         return 0
     for remark in result["remarks"]:
         print(f"note: {remark}", file=sys.stderr)
     line = summary(result, task_class(given["task"]).unit)
-    print(f"{line} ({time.monotonic() - began:.0f} s in all); {out}")
+    print(f"{line} ({time.monotonic() - began:.0f} s in total); {out}")
     return 0

@@ -1,4 +1,4 @@
-"""What a run is made with: every value, and where it comes from."""
+"""The configuration of a run: every value, and its source."""
 
 import dataclasses
 import math
@@ -23,7 +23,7 @@ __all__ = ["Config", "configure"]
 
 @dataclass(frozen=True)
 class Config:
-    """A run, completely: on a CPU, with the same data and versions, the same Config gives the same numbers.
+    """A complete run: on a CPU, with the same data and versions, the same Config gives the same numbers.
 
     >>> configure("digits", "sgd").lr
     0.1
@@ -38,21 +38,21 @@ class Config:
     epochs: int
     milestones: tuple[int, ...]  # epochs at which lr is multiplied by factor
     factor: float
-    clip: float | None  # the largest norm of all gradients together
+    clip: float | None  # maximum norm of all gradients together
     seed: int
     device: str
     threads: int
     precision: str = "float32"  # or tf32 (matrix products on CUDA), or bf16 (autocast)
     graph: bool = False  # on CUDA: the whole step as one graph
     compile: bool = False  # the model, by torch.compile
-    deterministic: bool = False  # on CUDA: the same bits in every run; a CPU's always are
-    schedule: str = "milestones"  # or cosine: down to end_factor of lr at the end of the run
+    deterministic: bool = False  # on CUDA: the same bits in every run; always so on a CPU
+    schedule: str = "milestones"  # or cosine: down to end_factor * lr at the end of the run
     warmup: int = 0  # steps over which lr rises from 0, in either schedule
-    end_factor: float = 0.0  # of lr, at the end of cosine
+    end_factor: float = 0.0  # fraction of lr at the end of cosine
     data: str | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)  # of each value: paper, release, awd, ours, default, given
+    sources: Mapping[str, str] = field(default_factory=dict)  # paper, release, awd, ours, default or given
 
     def lr_at(self, epoch: int, step: int = 0, steps_per_epoch: int = 1) -> float:
         """Return the learning rate of a step of an epoch, both counted from 0.
@@ -75,11 +75,11 @@ class Config:
 
     @property
     def lr_changes_within_epochs(self) -> bool:
-        """Whether the learning rate is to be set before each step, not each epoch."""
+        """Whether the learning rate is set before each step instead of each epoch."""
         return self.warmup > 0 or self.schedule == "cosine"
 
     def as_json(self) -> dict[str, Any]:
-        """Return what config.json holds of it.
+        """Return the Config as it is written to config.json.
 
         >>> configure("digits", "sgd").as_json()["milestones"]
         [10, 20, 25]
@@ -93,7 +93,7 @@ class Config:
 
     @classmethod
     def from_json(cls, plain: Mapping[str, Any]) -> "Config":
-        """Read back what :meth:`as_json` wrote.
+        """Return the Config that :meth:`as_json` was called on.
 
         >>> config = configure("chars", "avagrad")
         >>> Config.from_json(config.as_json()) == config
@@ -141,12 +141,12 @@ def configure(
     deterministic: bool = False,
     **given: Any,
 ) -> Config:
-    """Put a run together: what is given, else what the preset has for this method and task, else the defaults.
+    """Return the Config of a run: given values first, then the preset's for this method and task, then defaults.
 
-    ``given`` may hold lr, eps, weight_decay, epochs, milestones, factor, clip, threads, schedule ("milestones" or
-    "cosine"), warmup (steps) and end_factor; None is the same as nothing. ``no_clipping`` turns a preset's clipping
-    off. On CUDA ``precision`` is the task's (tf32 for ``chars``, bf16 for larger models) unless it is given, and the
-    step is recorded as a graph where the task allows it.
+    ``given`` may have lr, eps, weight_decay, epochs, milestones, factor, clip, threads, schedule ("milestones" or
+    "cosine"), warmup (steps) and end_factor; None means not given. ``no_clipping`` turns a preset's clipping off. On
+    CUDA ``precision`` is by default the task's (tf32 for ``chars``, bf16 for larger models), and the step is recorded
+    as a graph if the task allows it.
 
     >>> config = configure("chars", "adam", preset="paper", data="ptb", seed=3)
     >>> config.lr, config.eps, config.task_options["hidden"], config.sources["lr"]
@@ -154,7 +154,7 @@ def configure(
     >>> configure("chars", "adabound", preset="paper", eps=1e-8)
     Traceback (most recent call last):
     ...
-    ValueError: lr: no source gives one for adabound on chars with the preset 'paper': give it.
+    ValueError: lr is not given, but no source has one for adabound on chars with the preset 'paper': pass it.
     """
     cls, record = task_class(task), method(optimizer)
     presets = PRESETS.get(task, OWN)
@@ -162,18 +162,18 @@ def configure(
     preset = preset or default_preset(task)
     for name in given:
         look_up("a setting of a run", name, dict.fromkeys(_RUN))
-    asked = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
+    chosen = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
-        asked["clip"] = Sourced(None, "given")
+        chosen["clip"] = Sourced(None, "given")
     found = record.found(task, preset)
-    values = {**protocol, **found, **asked}
-    for name, usual in {
+    values = {**protocol, **found, **chosen}
+    for name, default in {
         "threads": torch.get_num_threads(),
         "schedule": "milestones",
         "warmup": 0,
         "end_factor": 0.0,
     }.items():
-        values.setdefault(name, Sourced(usual, "default"))
+        values.setdefault(name, Sourced(default, "default"))
 
     options = {name: Sourced(value, "default") for name, value in cls.options().items()}
     options |= {name: value for name, value in protocol.items() if name not in _RUN}
@@ -181,21 +181,21 @@ def configure(
     options |= {name: Sourced(value, "given") for name, value in (task_options or {}).items()}
     for name in optimizer_options or {}:
         if name in ("lr", "eps", "weight_decay"):
-            raise ValueError(f"{name} is given as an option of the optimizer, but is a setting of its own.")
+            raise ValueError(f"{name} is given as an option of the optimizer, but must be a separate setting.")
         if name == "capturable":
-            raise ValueError(f"{name} is given as an option of the optimizer, but the trainer decides on it.")
+            raise ValueError(f"{name} is given as an option of the optimizer, but is set by the trainer.")
     hyper = dict(record.defaults) | {name: value for name, value in found.items() if name not in _RUN}
     hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}
 
     if record.has_eps and "eps" not in values:
-        values["eps"] = _asked_for("eps", record.name, task, preset)
+        values["eps"] = _missing("eps", record.name, task, preset)
     elif not record.has_eps:
-        if "eps" in asked:
-            raise ValueError(f"eps is {asked['eps'].value}, but {record.name} has no eps.")
+        if "eps" in chosen:
+            raise ValueError(f"eps is {chosen['eps'].value}, but {record.name} has no eps.")
         values["eps"] = Sourced(None, "default")
     for name in ("lr", "epochs"):
         if name not in values:
-            values[name] = _asked_for(name, record.name, task, preset)
+            values[name] = _missing(name, record.name, task, preset)
     on_cuda = device.startswith("cuda")
     config = Config(
         precision=precision or (cls.precision_on_cuda if on_cuda else "float32"),
@@ -216,13 +216,13 @@ def configure(
     _check(config)
     if preset.startswith("paper") and config.data is None and cls.data_wanted:
         raise ValueError(f"data is not given, but the preset {preset!r} is the paper's, on its data. {cls.data_wanted}")
-    # Made once with nothing to train: bad values are refused before anything is written.
+    # Build the optimizer once, so that invalid values are rejected before anything is written.
     record.build([torch.zeros(1)], optimizer_arguments(config))
     return config
 
 
 def optimizer_arguments(config: Config) -> dict[str, Any]:
-    """Return what the optimizer's class is called with.
+    """Return the arguments of the optimizer's class.
 
     >>> optimizer_arguments(configure("digits", "sgd"))
     {'momentum': 0.9, 'lr': 0.1, 'weight_decay': 0.0005}
@@ -234,44 +234,44 @@ def optimizer_arguments(config: Config) -> dict[str, Any]:
 
 
 def _is_shared() -> bool:
-    """Tell whether several processes share the run (torchrun)."""
+    """Return whether several processes share the run (torchrun)."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
-def _asked_for(name: str, optimizer: str, task: str, preset: str) -> Sourced:
-    raise ValueError(f"{name}: no source gives one for {optimizer} on {task} with the preset {preset!r}: give it.")
+def _missing(name: str, optimizer: str, task: str, preset: str) -> Sourced:
+    raise ValueError(
+        f"{name} is not given, but no source has one for {optimizer} on {task} with the preset {preset!r}: pass it."
+    )
 
 
 def _check(config: Config) -> None:
-    def refuse_unless(name: str, fits: bool, allowed: str) -> None:
+    def check(name: str, fits: bool, allowed: str) -> None:
         require(fits, name, getattr(config, name), allowed)
 
     for name in ("lr", "weight_decay"):
         value = getattr(config, name)
-        refuse_unless(name, is_number(value) and value >= 0, "a finite number of at least 0")
-    refuse_unless("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
-    refuse_unless("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
-    refuse_unless(
-        "eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number of at least 0"
-    )
-    refuse_unless("seed", is_whole(config.seed, 0), "a whole number of at least 0")
-    refuse_unless("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
+        check(name, is_number(value) and value >= 0, "a finite number of at least 0")
+    check("epochs", is_whole(config.epochs, 1), "a whole number of at least 1")
+    check("threads", is_whole(config.threads, 1) and config.threads <= 4096, "a whole number from 1 to 4096")
+    check("eps", config.eps is None or (is_number(config.eps) and config.eps >= 0), "a finite number of at least 0")
+    check("seed", is_whole(config.seed, 0), "a whole number of at least 0")
+    check("factor", is_number(config.factor) and config.factor > 0, "a finite number above 0")
     clips = config.clip is None or (is_number(config.clip) and config.clip > 0)
-    refuse_unless("clip", clips, "a finite number above 0, or left out")
+    check("clip", clips, "a finite number above 0, or left out")
     whole = isinstance(config.milestones, tuple) and all(is_whole(milestone, 1) for milestone in config.milestones)
     rises = whole and sorted(set(config.milestones)) == list(config.milestones)
-    refuse_unless("milestones", rises, "epochs in rising order, each a whole number of at least 1")
+    check("milestones", rises, "epochs in ascending order, each a whole number of at least 1")
     within = config.sources.get("milestones") != "given" or all(m < config.epochs for m in config.milestones)
-    refuse_unless("milestones", within, f"epochs before the end, which is at {config.epochs}")
-    refuse_unless("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
-    refuse_unless("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
-    refuse_unless("end_factor", is_number(config.end_factor) and 0 <= config.end_factor <= 1, "a number from 0 to 1")
-    refuse_unless("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
+    check("milestones", within, f"epochs before the end, which is at {config.epochs}")
+    check("schedule", config.schedule in _SCHEDULES, f"one of {', '.join(_SCHEDULES)}")
+    check("warmup", is_whole(config.warmup, 0), "a whole number of steps of at least 0")
+    check("end_factor", is_number(config.end_factor) and 0 <= config.end_factor <= 1, "a number from 0 to 1")
+    check("precision", config.precision in PRECISIONS, f"one of {', '.join(PRECISIONS)}")
     on_cuda = config.device.startswith("cuda")
-    refuse_unless("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
-    refuse_unless("graph", on_cuda or not config.graph, "False on a device other than CUDA")
+    check("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
+    check("graph", on_cuda or not config.graph, "False on a device other than CUDA")
     fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
-    refuse_unless("graph", fits, f"False for {config.task}, and where several processes share a run")
+    check("graph", fits, f"False for {config.task}, and if several processes share a run")
     try:
         torch.empty(1, device=config.device).cpu()
     except Exception as error:

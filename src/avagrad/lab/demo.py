@@ -1,6 +1,6 @@
-"""The demonstration: the paper's experiments in small, on data that come with the packages.
+"""The demo: the paper's experiments at a small scale, on data that come with the packages.
 
-:func:`jobs` says what is run; :func:`avagrad.lab.worker_pool.run_jobs` runs it in a few processes.
+:func:`jobs` lists the jobs; :func:`avagrad.lab.worker_pool.run_jobs` runs them in a few processes.
 """
 
 import time
@@ -42,7 +42,7 @@ class Training(Job):
 
 @dataclass(frozen=True, kw_only=True)
 class Grid(Job):
-    """A run at each point, all of them as one computation.
+    """A training run at each point of a grid, all as one computation.
 
     >>> Grid(name="maps/a", cost=1.0, config=configure("digits"), points=(Point(0.1, 0.1, 0),)).points[0].key
     'lr=0.1 eps=0.1 seed=0'
@@ -52,7 +52,7 @@ class Grid(Job):
     points: tuple[Point, ...]
 
     def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Train them."""
+        """Train all points."""
         train_ensemble(self.config, self.points, out, resume=True, callback=_Progress(on_progress))
 
 
@@ -69,7 +69,7 @@ class Search(Job):
     eps: str = "paper"
 
     def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Search, and note in ``result.json`` what was found: a study by itself does not say that it is finished."""
+        """Search, and write ``result.json``: a study itself does not record that it is finished."""
         from avagrad.lab.sweep import sweep
         from avagrad.tune.result import Progress
 
@@ -96,7 +96,7 @@ class Toy(Job):
     methods: tuple[str, ...]
 
     def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Run them one after the other."""
+        """Run the settings one by one."""
         done = 0
 
         def one(settings: toy.Settings, methods: Sequence[str]) -> dict[str, toy.Curve]:
@@ -111,7 +111,7 @@ class Toy(Job):
 
 
 class _Progress(Callback):
-    """Reports now and then which share of a run's steps is done."""
+    """Reports the fraction of a run's steps that is done."""
 
     def __init__(self, on_progress: OnProgress) -> None:
         self.on_progress, self.total, self.last = on_progress, 1, 0.0
@@ -126,23 +126,23 @@ class _Progress(Callback):
             self.on_progress(done / self.total)
 
 
-# As long a way as in the paper, 10^6 steps of 1e-5, in a tenth of the steps; noisier, but to the same ends. SGD is left
-# out: with one weight AvaGrad is SGD.
+# The same total distance as in the paper, 10^6 steps of 1e-5, in a tenth of the steps; noisier, but with the same
+# outcome. SGD is left out: with one weight AvaGrad is SGD.
 _TOY = {"lr": 1e-4, "steps": 100_000, "replicas": 20}
 _TOY_METHODS = ("adam", "amsgrad", "delayed-adam", "avagrad")
 _MAPS: dict[str, tuple[str, dict[str, Any]]] = {
     "adam": ("adam", {}),
     "avagrad": ("avagrad", {}),
-    "avastep": ("avastep", {"decoupled_weight_decay": False}),  # as the others decay
+    "avastep": ("avastep", {"decoupled_weight_decay": False}),  # to decay as the others do
 }
-# A smaller network for one epoch. The learning rates are those that were found for the longer run of the preset, not
-# searched for this one: all methods learn with them.
+# A smaller network for one epoch. The learning rates were tuned for the longer run of the preset, not for this one,
+# but all methods learn with them.
 _SMALL_CHARS = {"embedding": 64, "hidden": 64, "batch_size": 64, "bptt": 32}
 _SEEDS = (0, 1)
 
 
 def jobs() -> list[Job]:
-    """Return all that the demonstration runs.
+    """Return all jobs of the demo.
 
     >>> found = jobs()
     >>> len(found), [job.name for job in found[:6]]

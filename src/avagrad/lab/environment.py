@@ -1,4 +1,4 @@
-"""What a run sets for the whole process while it goes on, and what it notes about where it runs."""
+"""Process-wide settings of a run, and facts about its environment."""
 
 import contextlib
 import os
@@ -20,11 +20,11 @@ __all__ = ["about", "computing_with", "generator_states", "seeded", "set_generat
 
 @contextlib.contextmanager
 def computing_with(threads: int, *, precision: str = "float32", deterministic: bool = False) -> Iterator[None]:
-    """Compute with so many threads, in this precision, deterministically or not; afterwards all is as before.
+    """Set threads, precision and determinism within a context, and restore them afterwards.
 
-    With one thread, numbers too small to be normal are taken for zero. A model that is dying (an LSTM at too high a
-    learning rate) computes with little else, ten times more slowly. torch sets this for one thread alone; with several,
-    the numbers would depend on when the others were made.
+    With one thread, subnormal numbers are flushed to zero. A model that is dying (an LSTM at too high a learning rate)
+    computes mostly with them, ten times slower. torch sets this for the current thread only; with several threads, the
+    results would depend on when the others were started.
 
     >>> with computing_with(1):
     ...     torch.get_num_threads()
@@ -55,20 +55,20 @@ def _flushes_denormals() -> bool:
 
 
 def seeded(seed: int, device: str, rank: int = 0) -> torch.Generator:
-    """Seed all global generators for a run, and return the one that the randomness inside of its steps comes from.
+    """Seed all global generators for a run, and return the generator of the randomness inside its steps.
 
     >>> torch.equal(torch.rand(2, generator=seeded(1, "cpu")), torch.rand(2, generator=seeded(1, "cpu")))
     True
     """
-    everywhere = stream(seed, "global")
-    torch.manual_seed(everywhere)
-    random.seed(everywhere)
-    numpy.random.seed(everywhere % 2**32)
+    global_seed = stream(seed, "global")
+    torch.manual_seed(global_seed)
+    random.seed(global_seed)
+    numpy.random.seed(global_seed % 2**32)
     return torch.Generator(device).manual_seed(stream(seed, "noise", rank))
 
 
 def generator_states(device: str) -> dict[str, Any]:
-    """Return the states of all global generators, as a checkpoint can hold them.
+    """Return the states of all global generators, for a checkpoint.
 
     >>> sorted(generator_states("cpu"))
     ['numpy', 'python', 'torch']
@@ -84,7 +84,7 @@ def generator_states(device: str) -> dict[str, Any]:
 
 
 def set_generator_states(device: str, states: dict[str, Any]) -> None:
-    """Set all global generators to states that were returned by :func:`generator_states`.
+    """Set all global generators to the states from :func:`generator_states`.
 
     >>> states = generator_states("cpu")
     >>> drawn = torch.rand(1), random.random()
@@ -101,7 +101,7 @@ def set_generator_states(device: str, states: dict[str, Any]) -> None:
 
 
 def about() -> dict[str, Any]:
-    """Return what a result has to be traced back to: versions, commit, processor.
+    """Return the facts that a result can be traced by: versions, commit, machine.
 
     >>> sorted(about())
     ['commit', 'machine', 'versions']
@@ -115,9 +115,9 @@ def about() -> dict[str, Any]:
 
 
 def _commit() -> str | None:
-    """Return the commit that this code is at, where it runs from a checkout; with a plus if it has been changed.
+    """Return the commit of this code if it runs from a checkout, with a plus if it has uncommitted changes.
 
-    AVAGRAD_COMMIT says it where the code is a copy of a checkout.
+    The environment variable AVAGRAD_COMMIT overrides it, for a copy of a checkout.
     """
     if named := os.environ.get("AVAGRAD_COMMIT"):
         return named
@@ -128,7 +128,7 @@ def _commit() -> str | None:
 
     try:
         if Path(git("rev-parse", "--show-toplevel"), "src", "avagrad", "lab", "environment.py") != Path(__file__):
-            return None  # installed somewhere inside of another project's checkout
+            return None  # installed inside another project's checkout
         return git("rev-parse", "HEAD") + ("+" if git("status", "--porcelain", "--", ":/src") else "")
     except (OSError, subprocess.SubprocessError):
         return None

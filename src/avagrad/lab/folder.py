@@ -1,12 +1,12 @@
-"""The folder that a run leaves behind.
+"""The folder of a run.
 
 - ``config.json``: every setting with its source, versions, commit; written once, when the run begins
 - ``metrics.jsonl``: a line for each record
-- ``checkpoint.pt``: all that is needed to go on
-- ``result.json``: written last; a folder that has one is finished
+- ``checkpoint.pt``: the state to resume from
+- ``result.json``: written last; a run with this file is finished
 
-Files are replaced as a whole (written beside, synced, renamed), so a run that is killed at any moment leaves either
-the old or the new one; lines of metrics.jsonl that are younger than the checkpoint are cut off when a run goes on.
+Files are replaced atomically, so a run that is killed at any moment leaves either the old or the new one. When a run
+is resumed, lines of metrics.jsonl that are newer than the checkpoint are cut off.
 """
 
 import contextlib
@@ -25,12 +25,12 @@ from avagrad.files import name_file, write_atomic
 __all__ = ["Follower", "RunFolder", "read_metrics"]
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
-# What a process that was killed while it wrote one of them leaves.
+# Temporary files of a process that was killed while it wrote.
 _UNFINISHED = {f".{name}.new" for name in (CONFIG, CHECKPOINT, RESULT)}
 
 
 def plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: what is not a finite number becomes null.
+    """Return a value as valid JSON: numbers that are not finite become null.
 
     >>> plain({"loss": math.nan, "lr": 0.1, "milestones": (1, 2)})
     {'loss': None, 'lr': 0.1, 'milestones': [1, 2]}
@@ -43,7 +43,7 @@ def plain(value: Any) -> Any:
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
-    r"""Return the records of a run; a last line that is being written is left out.
+    r"""Return the records of a run, without an incomplete last line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -57,7 +57,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
 
 
 class RunFolder:
-    """A folder that one process at a time may write to, and that never takes a second run.
+    """The folder of one run, to which one process at a time may write.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place, RunFolder.claim(Path(place, "x"), {"lr": 1}, {}) as folder:
@@ -82,45 +82,45 @@ class RunFolder:
         may_differ: Collection[str] = (),
         defaults: Mapping[str, Any] | None = None,
     ) -> Iterator["RunFolder"]:
-        """Take a folder for a run, for the length of a ``with`` block.
+        """Lock a folder for a run, as a context manager.
 
-        Without ``resume`` it must be new or empty. With it, it may also hold this same run, begun or finished; another
-        run, or anything else, is refused and left as it is. ``config`` is what makes a run this run, but for the keys
-        in ``may_differ``; ``about`` is written beside it (versions, commit). ``defaults`` are the values of keys that a
+        Without ``resume`` the folder must be new or empty. With it, it may also contain this same run, begun or
+        finished; anything else is rejected and not changed. ``config`` identifies the run, except for the keys in
+        ``may_differ``; ``about`` is written with it (versions, commit). ``defaults`` are the values of keys that a
         folder of an earlier version does not have.
         """
         folder = cls(Path(path))
         folder._make()
         is_new = False
         try:
-            folder._hold()
-            held = sorted(set(os.listdir(folder.path)) - _UNFINISHED)
-            if not held:
+            folder._acquire_lock()
+            files = sorted(set(os.listdir(folder.path)) - _UNFINISHED)
+            if not files:
                 is_new = True
                 folder.write_json(CONFIG, {"config": config, "about": about})
             elif not resume:
                 raise FileExistsError(
-                    f"out is {str(path)!r}, which already holds {_some(held)}: choose another folder, "
-                    "or go on with what it holds (resume, --resume)."
+                    f"out is {str(path)!r}, which already contains {_some(files)}: choose another folder, "
+                    "or resume the run in it (resume, --resume)."
                 )
             else:
-                folder._check_that_it_holds(config, held, may_differ, defaults or {})
+                folder._check_same_run(config, files, may_differ, defaults or {})
             yield folder
         except BaseException:
             if is_new and set(os.listdir(folder.path)) - _UNFINISHED == {CONFIG}:
-                (folder.path / CONFIG).unlink()  # nothing has come of it: the folder is free for another try
+                (folder.path / CONFIG).unlink()  # nothing else was written: the folder is free again
             raise
         finally:
-            folder._let_go()
+            folder._release_lock()
 
     def _make(self) -> None:
         try:
             self.path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise type(error)(f"out is {str(self.path)!r}, which cannot be made a folder ({error}).") from error
+            raise type(error)(f"out is {str(self.path)!r}, which cannot be created ({error}).") from error
 
-    def _hold(self) -> None:
-        """Lock the folder; the system lets go of it when the process ends, however it ends."""
+    def _acquire_lock(self) -> None:
+        """Lock the folder; the system releases the lock when the process ends."""
         try:
             import fcntl
         except ImportError:  # not on this system
@@ -131,34 +131,34 @@ class RunFolder:
         except OSError as error:
             if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
                 raise BlockingIOError(
-                    f"out is {str(self.path)!r}, where another process is running a run now: wait for it, or choose "
+                    f"out is {str(self.path)!r}, which another process is using now: wait for it, or choose "
                     "another folder."
                 ) from error  # other errors: a file system without locks
 
-    def _let_go(self) -> None:
+    def _release_lock(self) -> None:
         if self._lock is not None:
             os.close(self._lock)
             self._lock = None
 
-    def _check_that_it_holds(
-        self, config: dict[str, Any], held: list[str], may_differ: Collection[str], defaults: Mapping[str, Any]
+    def _check_same_run(
+        self, config: dict[str, Any], files: list[str], may_differ: Collection[str], defaults: Mapping[str, Any]
     ) -> None:
-        if CONFIG not in held:
+        if CONFIG not in files:
             raise FileExistsError(
-                f"out is {str(self.path)!r}, which holds {_some(held)} but no {CONFIG}: it is not the folder of a run."
+                f"out is {str(self.path)!r}, which contains {_some(files)} but no {CONFIG}: it is not a run's folder."
             )
         written = self.read_json(CONFIG)
-        there = written.get("config")
-        if not isinstance(there, dict) or not isinstance(written.get("about"), dict):
-            raise ValueError(f"{self.path / CONFIG} is not one that a run has written: 'config' or 'about' is missing.")
-        there = {**{key: value for key, value in defaults.items() if key in config}, **there}
-        keys = sorted((config.keys() | there.keys()) - set(may_differ))
-        differs = [key for key in keys if plain(config.get(key)) != there.get(key)]
+        saved = written.get("config")
+        if not isinstance(saved, dict) or not isinstance(written.get("about"), dict):
+            raise ValueError(f"{self.path / CONFIG} was not written by a run: 'config' or 'about' is missing.")
+        saved = {**{key: value for key, value in defaults.items() if key in config}, **saved}
+        keys = sorted((config.keys() | saved.keys()) - set(may_differ))
+        differs = [key for key in keys if plain(config.get(key)) != saved.get(key)]
         if differs:
-            listed = "; ".join(f"{key} is {there.get(key)!r} there and {config.get(key)!r} here" for key in differs)
+            listed = "; ".join(f"{key} is {saved.get(key)!r} there and {config.get(key)!r} here" for key in differs)
             raise ValueError(
-                f"out is {str(self.path)!r}, which holds another run: {listed}. "
-                "(To go on with it, repeat the settings with which it was begun.)"
+                f"out is {str(self.path)!r}, which contains another run: {listed}. "
+                "(To resume it, repeat the settings with which it was begun.)"
             )
 
     def read_json(self, name: str) -> dict[str, Any]:
@@ -178,15 +178,15 @@ class RunFolder:
         return read
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Write one of the folder's JSON files, as a whole."""
+        """Write one of the folder's JSON files atomically."""
         text = json.dumps(plain(content), indent=1, allow_nan=False) + "\n"
         write_atomic(self.path / name, lambda file: file.write(text.encode()))
 
-    def begun_on(self, digest: str, data: str | None) -> dict[str, Any]:
-        """Return what was written when the run began, or say that it was begun on other data than these."""
+    def check_data(self, digest: str, data: str | None) -> dict[str, Any]:
+        """Return the content of config.json, or raise an error if the run was begun on other data."""
         written = self.read_json(CONFIG)
         if written["about"].get("data") != digest:
-            here = repr(data) if data else "those that come with the task"
+            here = repr(data) if data else "the task's own"
             raise ValueError(f"out is {str(self.path)!r}, whose run was begun on other data than {here}.")
         return written
 
@@ -196,11 +196,11 @@ class RunFolder:
             return None
         result = self.read_json(RESULT)
         if result.get("status") not in ("finished", "diverged"):
-            raise ValueError(f"{self.path / RESULT} is not one that a run has written: its status is missing.")
+            raise ValueError(f"{self.path / RESULT} was not written by a run: its status is missing.")
         return result
 
     def write_result(self, result: dict[str, Any]) -> None:
-        """Write the result: the run is finished."""
+        """Write the result; the run is finished then."""
         self.write_json(RESULT, result)
 
     def append(self, row: dict[str, Any]) -> None:
@@ -214,7 +214,7 @@ class RunFolder:
             raise
 
     def save(self, state: dict[str, Any]) -> None:
-        """Replace the checkpoint; it remembers how long the metrics were."""
+        """Replace the checkpoint; it includes the length of the metrics file."""
         metrics = self.path / METRICS
         length = 0
         if metrics.exists():
@@ -224,7 +224,7 @@ class RunFolder:
         write_atomic(self.path / CHECKPOINT, lambda file: torch.save(state | {"metrics_bytes": length}, file))
 
     def load(self) -> dict[str, Any] | None:
-        """Return the checkpoint, if there is one, and cut the metrics off where it was taken."""
+        """Return the checkpoint, if there is one, and truncate the metrics to its length."""
         path = self.path / CHECKPOINT
         state: dict[str, Any] | None = None
         if path.exists():
@@ -233,8 +233,7 @@ class RunFolder:
             except Exception as error:
                 why = (str(error).strip() or type(error).__name__).splitlines()[0]
                 raise ValueError(
-                    f"{path} cannot be read ({why}); without it the run would start from its beginning: "
-                    "remove it if that is wanted."
+                    f"{path} cannot be read ({why}); to start the run again from its beginning, remove this file."
                 ) from error
         self._cut_metrics(state["metrics_bytes"] if state is not None else 0)
         return state
@@ -243,27 +242,27 @@ class RunFolder:
         metrics = self.path / METRICS
         if metrics.exists() or length:
             if not metrics.exists() or metrics.stat().st_size < length:
-                raise ValueError(f"{metrics} is shorter than when the checkpoint beside it was taken: it was changed.")
+                raise ValueError(f"{metrics} is shorter than when the checkpoint was taken: it was changed.")
             os.truncate(metrics, length)
 
 
 class Follower(RunFolder):
-    """The folder as a process sees it that shares a run with the one that writes: it only reads.
+    """The read-only folder of a process that shares a run with the one that writes.
 
     >>> Follower(Path("/nowhere")).append({"step": 1})
     """
 
     def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes."""
 
     def append(self, row: dict[str, Any]) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes."""
 
     def save(self, state: dict[str, Any]) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes."""
 
     def _cut_metrics(self, length: int) -> None:
-        """Leave it to the first process."""
+        """Do nothing: the first process writes."""
 
 
 def _some(names: list[str]) -> str:

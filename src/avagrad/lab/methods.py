@@ -1,8 +1,8 @@
-"""The methods of the comparison, as one table of records: the paper's, AvaStep, and its rivals.
+"""The table of methods: the paper's, AvaStep, and its baselines.
 
-A record holds the class, what is fixed about it, its defaults, and the settings with which it was found to work best
-on each task. Every setting carries its source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"),
-``release`` (the authors' code), or ``ours``. What no source gives is not there, and is asked for.
+A record has the class, its fixed arguments, its defaults, and the best known settings on each task. Every setting has
+a source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"), ``release`` (the authors' code), or
+``ours``. A setting without a source is missing, and must be given.
 """
 
 import inspect
@@ -23,7 +23,7 @@ __all__ = ["METHODS", "Method", "Sourced", "method"]
 
 
 class Sourced(NamedTuple):
-    """A value, and who says so.
+    """A value and its source.
 
     >>> Sourced(0.1, "paper").source
     'paper'
@@ -38,7 +38,7 @@ Settings = Mapping[str, Sourced]
 
 @dataclass(frozen=True)
 class Method:
-    """One optimizer: how it is made, and with which settings.
+    """One optimizer: its class, and its settings.
 
     ``settings`` is keyed by task and preset; ``paper_errors`` are the numbers of the paper's Table 1, by its columns.
 
@@ -56,7 +56,7 @@ class Method:
 
     @property
     def has_eps(self) -> bool:
-        """Whether there is an epsilon to choose.
+        """Whether the method has an epsilon.
 
         >>> METHODS["adam"].has_eps
         True
@@ -64,7 +64,7 @@ class Method:
         return "eps" in inspect.signature(self.make).parameters
 
     def found(self, task: str, preset: str) -> Settings:
-        """Return the settings that a preset has for this method on a task; empty where no source gives any.
+        """Return a preset's settings for this method on a task; empty if no source has any.
 
         >>> METHODS["avagrad"].found("chars", "paper")["lr"]
         Sourced(value=200.0, source='paper')
@@ -74,7 +74,7 @@ class Method:
         return self.settings.get((task, preset), {})
 
     def _check_kind(self, name: str, value: Any) -> None:
-        """Refuse a value of another kind than the class's own default: torch takes the word "False" for true."""
+        """Reject a value of another type than the class's own default: torch would read the string "False" as true."""
         if isinstance(value, Tensor):
             return
         parameter = inspect.signature(self.make).parameters[name]
@@ -96,9 +96,9 @@ class Method:
             raise ValueError(f"{self.name}: {name} is {value!r}, but must be {allowed}.")
 
     def build(self, params: ParamsT, options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
-        """Make the optimizer; an unknown option is answered with the nearest one.
+        """Make the optimizer; the error about an unknown option names the nearest known one.
 
-        On CUDA it is the fused one where there is one, and one that a graph can hold.
+        On CUDA it is fused, if the class supports that, and capturable.
 
         >>> from torch import zeros
         >>> METHODS["amsgrad"].build([zeros(1)], {"lr": 0.1}).defaults["amsgrad"]
@@ -119,14 +119,14 @@ class Method:
 
 
 def method(name: str) -> Method:
-    """Return the record of a method, or say which there are.
+    """Return the record of a method, or raise an error that lists all.
 
     >>> method("avagradw").title
     'AvaGradW'
     >>> method("avagard")
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'avagard', which is not known; did you mean 'avagrad'? There are: sgd, ...
+    ValueError: optimizer is 'avagard', which is not known; did you mean 'avagrad'? Choose from: sgd, ...
     """
     return look_up("optimizer", name, METHODS)
 
@@ -140,7 +140,7 @@ def _found(source: str, task: str, *presets: str, **values: Any) -> dict[tuple[s
 
 
 def _vision(**values: Any) -> dict[tuple[str, str], Settings]:
-    """Settings found on CIFAR-10 with a WRN-28-4, which the paper carries over to its other image tasks."""
+    """Settings tuned on CIFAR-10 with a WRN-28-4, which the paper reuses for its other image tasks."""
     return {
         **_found("paper", "cifar", "paper", "paper-search", **values),
         **_found("paper", "imagenet", "paper", **values),
@@ -156,7 +156,7 @@ def _quick(task: str, **values: Any) -> dict[tuple[str, str], Settings]:
 
 
 def _gpt(quick: float, small: float, base: float, **values: Any) -> dict[tuple[str, str], Settings]:
-    """Settings of transformers: a learning rate for each size, and what they share."""
+    """Settings of transformers: a learning rate for each size, and shared values."""
     sizes = {"quick": quick, "small": small, "base": base}
     return {key: x for preset, lr in sizes.items() for key, x in _found("ours", "gpt", preset, lr=lr, **values).items()}
 

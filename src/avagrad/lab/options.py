@@ -1,4 +1,4 @@
-"""Options of runs and searches, once: the command lines are made from these tables, a Config from what they read."""
+"""The tables of options of runs and searches, from which all command lines are made."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ __all__ = ["OPTIONS", "SEARCH_OPTIONS", "Option", "add_options", "config_from", 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command. A bool is a flag; a list may be given several times.
+    """An option of a command. A bool is a flag; a list option may be repeated.
 
     >>> OPTIONS["weight_decay"].flags
     ('--weight-decay',)
@@ -23,70 +23,70 @@ class Option:
     kind: type
     help: str
     short: str | None = None
-    default: Any = None  # where it is not given; of a bool it is False, of a list an empty one
+    default: Any = None  # of a bool it is False, of a list an empty list
 
     @property
     def flags(self) -> tuple[str, ...]:
-        """How it is written."""
+        """The option's names on the command line."""
         long = f"--{self.name.replace('_', '-')}"
         return (long,) if self.short is None else (long, self.short)
 
 
 _TABLE = [
-    Option("optimizer", str, "the method, by name; avagrad if not given"),
+    Option("optimizer", str, "name of the method; default: avagrad"),
     Option("lr", float, "learning rate"),
     Option("eps", float, "epsilon"),
     Option("weight_decay", float, "weight decay"),
-    Option("preset", str, "a protocol: settings with their sources"),
-    Option("data", str, "where the task's data are"),
-    Option("seed", int, "fixes everything that is random; 0 if not given"),
-    Option("out", str, "the folder of the run"),
-    Option("resume", bool, "go on with the run in --out"),
-    Option("epochs", int, "how many epochs"),
+    Option("preset", str, "name of a preset: settings with their sources"),
+    Option("data", str, "path of the task's data"),
+    Option("seed", int, "random seed; default: 0"),
+    Option("out", str, "folder of the run"),
+    Option("resume", bool, "resume the run in --out"),
+    Option("epochs", int, "number of epochs"),
     Option("milestones", str, "epochs at which the learning rate drops, such as 60,120,160; 'none' for a constant one"),
-    Option("factor", float, "what it is multiplied by then"),
-    Option("schedule", str, "of the learning rate: milestones, or cosine"),
+    Option("factor", float, "factor of the learning rate at each milestone"),
+    Option("schedule", str, "learning rate schedule: milestones or cosine"),
     Option("warmup", int, "steps over which the learning rate rises from 0"),
-    Option("end_factor", float, "what is left of the learning rate at the end of cosine, as a share; 0 if not given"),
-    Option("clip", float, "the largest norm of all gradients together; 0 for no clipping"),
+    Option("end_factor", float, "fraction of the learning rate at the end of cosine; default: 0"),
+    Option("clip", float, "maximum norm of all gradients together; 0 for no clipping"),
     Option("option", list, "an option of the task: NAME=VALUE", "-o"),
     Option("optimizer_option", list, "an option of the method: NAME=VALUE"),
-    Option("device", str, "cpu, cuda, ...; cpu if not given"),
-    Option("threads", int, "how many threads torch computes with"),
-    Option("precision", str, "float32, tf32 or bf16; on a GPU the task's own, if not given"),
+    Option("device", str, "cpu, cuda, ...; default: cpu"),
+    Option("threads", int, "number of torch's threads"),
+    Option("precision", str, "float32, tf32 or bf16; default on a GPU: the task's own"),
     Option("no_graph", bool, "on a GPU, do not record the step as a graph"),
     Option("compile", bool, "compile the model (torch.compile)"),
     Option("deterministic", bool, "on a GPU, compute the same bits in every run"),
-    Option("save_every", float, "seconds between checkpoints; 30 if not given"),
+    Option("save_every", float, "seconds between checkpoints; default: 30"),
     Option("tensorboard", bool, "also write events for TensorBoard"),
-    Option("download", bool, "the task may fetch its data"),
-    Option("dry_run", bool, "say what would be run, and run nothing"),
+    Option("download", bool, "allow the task to download its data"),
+    Option("dry_run", bool, "print what would be run, and run nothing"),
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 
-# The names are those of the arguments of avagrad.tune.tune, but for no_extend.
+# The names are those of the arguments of avagrad.tune.tune, except for no_extend.
 _SEARCH_TABLE = [
     Option("method", str, "one of lines, separable, grid", default="lines"),
     Option("direction", str, "one of minimize, maximize", default="minimize"),
-    Option("storage", str, "a file, or a database's URL; in runs/ by default"),
-    Option("workers", int, "processes; 0 is this one", default=0),
-    Option("seeds", int, "how many seeds each point is run with", default=1),
-    Option("start_lr", float, "from which value the coarse ones are counted"),
-    Option("start_eps", float, "where the first line over lr is drawn"),
+    Option("storage", str, "a file or a database URL; default: a file in runs/"),
+    Option("workers", int, "number of worker processes; 0 for this process", default=0),
+    Option("seeds", int, "number of seeds per cell", default=1),
+    Option("start_lr", float, "the value from which coarse ones are counted"),
+    Option("start_eps", float, "the eps of the first line over lr"),
     Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
-    Option("retries", int, "how often a failed point is run again", default=2),
+    Option("retries", int, "number of retries of a failed point", default=2),
     Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),
-    Option("no_extend", bool, "do not go on beyond the end of an axis where the best point is"),
+    Option("no_extend", bool, "do not extend an axis if the best point is at its end"),
     Option("pruner", str, "one of median, halving"),
-    Option("slots_per_gpu", int, "how many workers share a GPU", default=1),
-    Option("ray", str, "the address of a Ray cluster to work on"),
-    Option("name", str, "of the study; a database may hold many"),
+    Option("slots_per_gpu", int, "number of workers per GPU", default=1),
+    Option("ray", str, "address of a Ray cluster to run workers on"),
+    Option("name", str, "name of the study; a database may have many studies"),
 ]
 SEARCH_OPTIONS = {option.name: option for option in _SEARCH_TABLE}
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Give a parser these options.
+    """Add options to a parser.
 
     >>> parser = argparse.ArgumentParser()
     >>> add_options(parser, [OPTIONS["lr"], OPTIONS["option"]])
@@ -102,11 +102,11 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
             parser.add_argument(*option.flags, type=option.kind, default=option.default, help=option.help)
 
 
-_PYTHONS = {"True": "true", "False": "false", "None": "null"}
+_PYTHON_LITERALS = {"True": "true", "False": "false", "None": "null"}
 
 
 def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
-    """Read ``name=value`` pairs; a value is JSON where it can be (or Python's True, False, None), else a word.
+    """Parse ``name=value`` pairs; a value is JSON (or Python's True, False, None) if it can be, else a string.
 
     >>> parse_settings(["model=conv", "width=32", "full=true", "nesterov=False"], "option")
     {'model': 'conv', 'width': 32, 'full': True, 'nesterov': False}
@@ -121,7 +121,7 @@ def parse_settings(pairs: Sequence[str], what: str) -> dict[str, Any]:
         if not equals or not name:
             raise ValueError(f"{what} is {pair!r}, but must be name=value.")
         try:
-            read = json.loads(_PYTHONS.get(value, value))
+            read = json.loads(_PYTHON_LITERALS.get(value, value))
         except ValueError:
             read = value
         settings[name.replace("-", "_")] = tuple(read) if isinstance(read, list) else read
@@ -134,11 +134,11 @@ def _milestones(text: str) -> tuple[int, ...]:
     try:
         return tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise ValueError(f"milestones is {text!r}, but must be epochs with commas between them, or 'none'.") from None
+        raise ValueError(f"milestones is {text!r}, but must be comma-separated epochs, or 'none'.") from None
 
 
 def config_from(task: str, given: Mapping[str, Any]) -> Config:
-    """Return the run that a command line asks for; ``given`` has names of OPTIONS, None where one is not given.
+    """Return the Config of command-line options; ``given`` has names of OPTIONS, None for one that is not given.
 
     >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
     (2, 4)

@@ -1,8 +1,8 @@
-"""The protocols of the experiments, as data: each value with its source.
+"""The presets of the experiments, as data: each value with its source.
 
 ``quick``, ``small`` and ``base`` presets are ours; the quick ones learn in under a minute on two cores. The ``paper``
-presets are the paper's final runs, ``paper-search`` its searches over lr and epsilon. The learning rates that each
-found are with the methods (:data:`avagrad.lab.methods.METHODS`).
+presets are the paper's final runs, ``paper-search`` its searches over lr and epsilon. The best learning rates are in
+:data:`avagrad.lab.methods.METHODS`.
 """
 
 from collections.abc import Mapping
@@ -33,8 +33,8 @@ _PENN_TREEBANK = {
 }
 _CIFAR = {"epochs": 200, "milestones": (60, 120, 160), "factor": 0.2, "weight_decay": 5e-4, "batch_size": 128}
 _NO_CLIPPING: dict[str, Any] = {"clip": None}
-# The paper does not speak of clipping; the code that it follows clips (Merity, Keskar and Socher, 2018).
-_AS_ITS_MODEL = {"clip": 0.25}
+# The paper does not mention clipping; the code that it follows clips (Merity, Keskar and Socher, 2018).
+_AWD_CLIPPING = {"clip": 0.25}
 
 # The usual recipe of transformers: AdamW's, with warm-up and cosine.
 _GPT = {
@@ -58,8 +58,8 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         "quick": _preset(
             ours={"epochs": 4, "milestones": (3,), "factor": 0.1, "weight_decay": 1.2e-6, "clip": 0.25, "threads": 1}
         ),
-        "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AS_ITS_MODEL),
-        "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AS_ITS_MODEL),
+        "paper": _preset(paper=_PENN_TREEBANK | {"hidden": 1000}, awd=_AWD_CLIPPING),
+        "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AWD_CLIPPING),
     },
     "gpt": {
         "quick": _preset(ours=_GPT | {"epochs": 6, "steps": 100, "threads": 2, "eval_tokens": 16_384}),
@@ -87,7 +87,7 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
 }
 
 
-# For tasks that are not ours. How long to train, and with which learning rate, has to be said.
+# For users' own tasks. The number of epochs and the learning rate must be given.
 OWN = {
     "none": {
         name: Sourced(value, "default")
@@ -97,7 +97,7 @@ OWN = {
 
 
 def default_preset(task: str) -> str:
-    """Return the preset that is taken where none is named: the first one.
+    """Return the default preset of a task: the first one.
 
     >>> default_preset("digits"), default_preset("my_module:MyTask")
     ('quick', 'none')

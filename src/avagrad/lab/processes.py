@@ -1,4 +1,4 @@
-"""Several processes that share a run, started by ``torchrun``; with one, everything here is simple."""
+"""Processes that share a run, started by ``torchrun``; with one process everything here is trivial."""
 
 import contextlib
 import gc
@@ -18,7 +18,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Processes:
-    """This process among those that share the run. The first one alone writes to the run's folder.
+    """This process among those that share the run. Only the first one writes to the run's folder.
 
     >>> Processes().largest(3)
     3
@@ -29,7 +29,7 @@ class Processes:
     device: str = "cpu"
 
     def first(self, work: Callable[[], T]) -> T | None:
-        """Let the first process do something; if it fails there, it fails everywhere.
+        """Call a function in the first process; if it fails there, raise an error in all.
 
         >>> Processes().first(lambda: 7)
         7
@@ -58,19 +58,19 @@ class Processes:
         dist.all_reduce(shared, op=dist.ReduceOp.MAX)
         return int(shared.item())
 
-    def take_the_firsts(self, tensors: Iterable[Tensor]) -> None:
-        """Give every process the first one's values.
+    def broadcast(self, tensors: Iterable[Tensor]) -> None:
+        """Copy the first process's values to all.
 
-        >>> Processes().take_the_firsts([torch.zeros(1)])
+        >>> Processes().broadcast([torch.zeros(1)])
         """
         if self.world > 1:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
-    def all_of(self, value: Tensor) -> list[float]:
-        """Return all processes' values, in their order.
+    def all_gather(self, value: Tensor) -> list[float]:
+        """Return the values of all processes, in their order.
 
-        >>> Processes().all_of(torch.tensor(2.0))
+        >>> Processes().all_gather(torch.tensor(2.0))
         [2.0]
         """
         values = [torch.empty_like(value) for _ in range(self.world)]
@@ -116,7 +116,7 @@ def joined(device: str) -> Iterator[Processes]:
         yield Processes(rank, world, device)
     finally:
         if begun_here:
-            # What still holds the group (a DistributedDataParallel model) must go first: freed after it, it may wait
-            # for a thread of the group's that waits for Python.
+            # Objects that hold the group (a DistributedDataParallel model) must be freed first: freed later, one may
+            # wait for a thread of the group that waits for Python.
             gc.collect()
             dist.destroy_process_group()

@@ -1,14 +1,14 @@
-"""A list of runs that is worked off a part at a time: ``python -m avagrad.lab.queue FILE --minutes 9``.
+"""A queue of runs, processed a part at a time: ``python -m avagrad.lab.queue FILE --minutes 9``.
 
-Each line of the file is a run, in the words of ``avagrad train``::
+Each line of the file is a run, with the arguments of ``avagrad train``::
 
     # CIFAR-10 by the paper's search protocol
     cifar --preset paper-search --optimizer sgd --data cifar-10 --device cuda
     cifar --preset paper-search --optimizer adam --eps 0.1 --data cifar-10 --device cuda
 
-The next one that is not finished is run, or gone on with; when the time is over it is saved, and the same command goes
-on with it. Killed at any moment, nothing is lost but the steps since the last checkpoint. Several processes may work on
-one list: a run that another one is at is left to it. A finished run leaves its settings, metrics and result, and no
+The next run that is not finished is started or resumed; when the time is over it is saved, and the same command
+resumes it. A kill at any moment loses only the steps since the last checkpoint. Several processes may share one queue:
+a run that another process has locked is skipped. A finished run keeps its settings, metrics and result, but no
 checkpoint.
 """
 
@@ -33,7 +33,7 @@ from avagrad.stopping import Stopped
 
 __all__ = ["Entry", "main", "read_queue", "run_queue"]
 
-_NOT_HERE = ("resume", "save_every", "tensorboard", "download", "dry_run")
+_EXCLUDED = ("resume", "save_every", "tensorboard", "download", "dry_run")
 
 
 class _Parser(argparse.ArgumentParser):
@@ -43,7 +43,7 @@ class _Parser(argparse.ArgumentParser):
 
 @dataclass(frozen=True)
 class Entry:
-    """A run of a list: its folder, below that of the list, and its settings.
+    """A run of a queue: its folder, relative to that of the queue, and its settings.
 
     >>> Entry("a", None).is_finished(Path("nowhere"))
     False
@@ -53,12 +53,12 @@ class Entry:
     config: Config
 
     def is_finished(self, out: Path) -> bool:
-        """Whether the run has ended."""
+        """Return whether the run has ended."""
         return (out / self.name / RESULT).exists()
 
 
 def read_queue(file: str | Path) -> list[Entry]:
-    r"""Return the runs of a list, in its order; what is wrong with a line is said with its number.
+    r"""Return the runs of a file, in its order; an error names the number of the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -68,26 +68,26 @@ def read_queue(file: str | Path) -> list[Entry]:
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("task")
-    add_options(parser, [option for option in OPTIONS.values() if option.name not in _NOT_HERE])
+    add_options(parser, [option for option in OPTIONS.values() if option.name not in _EXCLUDED])
     entries: dict[str, Entry] = {}
     for number, line in enumerate(Path(file).read_text().splitlines(), 1):
         try:
-            words = shlex.split(line, comments=True)
-            if not words:
+            arguments = shlex.split(line, comments=True)
+            if not arguments:
                 continue
-            given = vars(parser.parse_args(words))
+            given = vars(parser.parse_args(arguments))
             config = config_from(given["task"], given)
         except ValueError as error:
             raise ValueError(f"line {number} of {file}: {error}") from error
         name = given["out"] or _name(config)
         if name in entries:
-            raise ValueError(f"line {number} of {file}: the run {name!r} is there twice, but must be once.")
+            raise ValueError(f"line {number} of {file}: the run {name!r} appears twice, but must appear once.")
         entries[name] = Entry(name, config)
     return list(entries.values())
 
 
 def _name(config: Config) -> str:
-    """Return a name that only these settings have."""
+    """Return a name that is unique to these settings."""
     settings = {name: value for name, value in config.as_json().items() if name not in ("sources", "threads", "data")}
     digest = hashlib.sha256(json.dumps(settings, sort_keys=True).encode()).hexdigest()[:8]
     return f"{config.task.replace(':', '-')}-{config.optimizer}-seed{config.seed}-{digest}"
@@ -101,7 +101,7 @@ def run_queue(
     save_every: float = 30.0,
     callback: Callback | None = None,
 ) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Run what is not finished, and give each run with its result; end when the time is over, or nothing is left.
+    """Run what is not finished, and yield each run with its result; end when the time is over, or nothing is left.
 
     >>> list(run_queue([], "nowhere", minutes=0.0))
     []
@@ -111,7 +111,7 @@ def run_queue(
     for entry in entries:
         folder = place / entry.name
         if entry.is_finished(place):
-            (folder / CHECKPOINT).unlink(missing_ok=True)  # of a process that was killed just before it did so
+            (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a process that was killed just before this
             continue
         if deadline is not None and time.monotonic() >= deadline:
             return
@@ -119,7 +119,7 @@ def run_queue(
             result = train(
                 entry.config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline
             )
-        except BlockingIOError:  # another process is at it
+        except BlockingIOError:  # another process is running it
             continue
         except Stopped:
             if deadline is not None and time.monotonic() >= deadline:
@@ -136,20 +136,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     2
     """
     parser = argparse.ArgumentParser("python -m avagrad.lab.queue", allow_abbrev=False)
-    parser.description = "Work off a list of runs."
-    parser.add_argument("file", type=Path, help="a run on each line, in the words of avagrad train")
-    parser.add_argument("--out", type=Path, help="the folder of all runs; the file's name without its suffix")
-    parser.add_argument("--minutes", type=float, help="stop then, and save; without, run to the end")
+    parser.description = "Process a queue of runs."
+    parser.add_argument("file", type=Path, help="a run on each line, with the arguments of avagrad train")
+    parser.add_argument("--out", type=Path, help="the folder of all runs; by default the file's name without suffix")
+    parser.add_argument("--minutes", type=float, help="save and stop after so many minutes; default: run to the end")
     parser.add_argument("--save-every", type=float, default=30.0, help=OPTIONS["save_every"].help)
     parser.add_argument("--dry-run", action="store_true", help=OPTIONS["dry_run"].help)
     given = parser.parse_args(arguments)
-    return guarded(lambda: work_off(given.file, given.out, given.minutes, given.save_every, given.dry_run, Lines()))
+    return guarded(lambda: run_file(given.file, given.out, given.minutes, given.save_every, given.dry_run, Lines()))
 
 
-def work_off(
+def run_file(
     file: Path, out: Path | None, minutes: float | None, save_every: float, dry_run: bool, callback: Callback
 ) -> int:
-    """Work off a list, and print what comes of it; return the exit code of the command."""
+    """Process a queue and print the results; return the exit code of the command."""
     if minutes is not None and not minutes > 0:
         raise ValueError(f"minutes is {minutes!r}, but must be a number above 0.")
     entries = read_queue(file)

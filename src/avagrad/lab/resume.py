@@ -1,4 +1,4 @@
-"""Going on with a run by its folder alone."""
+"""Resuming a run from its folder."""
 
 from pathlib import Path
 from typing import Any
@@ -14,7 +14,7 @@ __all__ = ["resume_run"]
 
 
 def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str, Any]:
-    """Go on with the training or the ensemble in a folder, and return what its ``result.json`` holds.
+    """Resume the training or the ensemble in a folder, and return the content of its ``result.json``.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure
@@ -26,7 +26,7 @@ def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str
     place = RunFolder(Path(folder))
     written = place.read_json(CONFIG).get("config")
     if not isinstance(written, dict) or "optimizer" not in written:
-        raise ValueError(f"{place.path / CONFIG} is not that of a training or an ensemble, and cannot be resumed.")
+        raise ValueError(f"{place.path / CONFIG} is not from a training or an ensemble, and cannot be resumed.")
     if "points" not in written:
         return train(Config.from_json(written), place.path, resume=True, callback=callback)
     points = [Point.from_key(key) for key in written["points"]]

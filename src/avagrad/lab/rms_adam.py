@@ -1,6 +1,6 @@
-"""Adam with its step divided by the step's own root mean square: AvaStep's rival, which normalises after the fact.
+"""Adam with its step divided by the step's own root mean square: a baseline for AvaStep.
 
-The size of a step is lr at every eps here, too; but the norm is known only when all gradients are.
+The size of a step is lr at every eps here, too; but the norm is known only after all gradients.
 """
 
 from collections.abc import Callable
@@ -11,13 +11,13 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from avagrad.lab.torch_rules import adam_direction
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 
 __all__ = ["RmsAdam"]
 
 
 class RmsAdam(Optimizer):
-    """Adam, each step divided by its root mean square over all parameters that have a gradient; L2 decay.
+    """Adam with each step divided by its root mean square over all parameters that have a gradient; L2 decay.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = RmsAdam([w], lr=0.1, eps=10.0)

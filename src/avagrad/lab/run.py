@@ -1,8 +1,8 @@
 """A run: its folder, its clock, its checkpoints, and the signals that stop it.
 
 A training (:mod:`avagrad.lab.train`) and an ensemble (:mod:`avagrad.lab.ensemble`) are both a :class:`Run`.
-:func:`open_run` makes what a run lives in, for the length of a ``with`` block: a folder that nobody else writes to, the
-threads and the precision it computes with, and ears for SIGTERM and SIGINT.
+:func:`open_run` is a context manager that sets up a run: it locks the folder, sets the number of threads and the
+precision, and catches SIGTERM and SIGINT.
 """
 
 import contextlib
@@ -23,10 +23,10 @@ from avagrad.stopping import Stopped, StopRequest, catch_signals
 
 __all__ = ["Callback", "OpenRun", "Run", "open_run"]
 
-# A run that goes on may find its data elsewhere (they are compared by content), and keeps its number of threads.
+# A resumed run may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = {"sources", "data", "threads"}
 _DEFAULTS = {x.name: x.default for x in dataclasses.fields(Config) if x.default is not dataclasses.MISSING}
-CHECKS_EVERY = 64  # steps between two reads of a GPU's counters, each of which waits for it
+CHECKS_EVERY = 64  # steps between reads of a GPU's counters, each of which synchronises
 
 
 class Callback:
@@ -36,7 +36,7 @@ class Callback:
     """
 
     def on_start(self, config: Config, done: int, total: int) -> None:
-        """Called when a run begins, or goes on after ``done`` of ``total`` steps."""
+        """Called when a run begins, or is resumed after ``done`` of ``total`` steps."""
 
     def on_step(self, done: int) -> None:
         """Called after each step."""
@@ -47,7 +47,7 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """What a run lives in, while it is open.
+    """The resources of an open run.
 
     >>> OpenRun(RunFolder(Path("runs/x")), {}, {}, None, StopRequest(), Processes(), 30.0, None).folder.path.name
     'x'
@@ -55,7 +55,7 @@ class OpenRun:
 
     folder: RunFolder
     facts: dict[str, Any]  # about this process: versions, commit, data, remarks
-    begun_with: dict[str, Any]  # the same, of the process that began the run
+    first_facts: dict[str, Any]  # the same, about the process that began the run
     result: dict[str, Any] | None  # of a run that is finished
     stop: StopRequest
     processes: Processes
@@ -75,17 +75,17 @@ def open_run(
     deadline: float | None = None,
     processes: Processes | None = None,
 ) -> Iterator[OpenRun]:
-    """Open the run that a Config describes, new or to go on with.
+    """Open the run that a Config describes, to begin or to resume it.
 
     Args:
-        config: of the run.
-        task: its data are compared with those that the run was begun on.
+        config: the configuration of the run.
+        task: the task; its data are compared with those that the run was begun on.
         out: the folder.
-        identity: what makes the run this run, as JSON; by default the Config.
-        resume: ``out`` may hold this same run.
+        identity: identifies the run, as JSON; by default the Config.
+        resume: ``out`` may contain this same run.
         save_every: seconds between checkpoints.
-        deadline: the time of ``time.monotonic()`` at which the run saves and stops, as if a signal had come.
-        processes: those that share the run; the first one writes.
+        deadline: the value of ``time.monotonic()`` at which the run saves and stops, as after a signal.
+        processes: the processes that share the run; the first one writes.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure
@@ -102,7 +102,7 @@ def open_run(
     claim = RunFolder.claim(out, identity, facts, resume=resume, may_differ=may_differ, defaults=_DEFAULTS)
     with contextlib.ExitStack() as stack:
         folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
-        written = folder.begun_on(facts["data"], config.data)
+        written = folder.check_data(facts["data"], config.data)
         result = folder.read_result()
         stop = StopRequest()
         if result is None:
@@ -113,7 +113,7 @@ def open_run(
 
 
 class Run(ABC):
-    """A run in progress. All that changes while it goes on is in :meth:`state_dict`.
+    """A run in progress. Everything that changes during the run is in :meth:`state_dict`.
 
     >>> sorted(Run.__abstractmethods__)
     ['load_state_dict', 'run', 'state_dict']
@@ -127,38 +127,38 @@ class Run(ABC):
 
     @abstractmethod
     def run(self) -> Any:
-        """Run to the end, from where the run is."""
+        """Run to the end, from the current step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return the state to resume from."""
 
     @abstractmethod
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a state."""
 
     # --- the clock ---
 
     def set_clock(self, seconds: float) -> None:
-        """Count seconds from here on, beginning at these."""
+        """Start the clock at these seconds."""
         self._seconds_before, self._began = seconds, time.monotonic()
         self._saved = self._began
 
     @property
     def seconds(self) -> float:
-        """The seconds that the run has taken so far, in all processes that it ran in."""
+        """The seconds that the run has taken so far, including earlier processes."""
         return self._seconds_before + time.monotonic() - self._began
 
     # --- checkpoints ---
 
     def load(self) -> dict[str, Any] | None:
-        """Go on from the checkpoint, if there is one, and return it."""
+        """Resume from the checkpoint, if there is one, and return it."""
         state = self.folder.load()
         if state is not None:
             try:
                 self.load_state_dict(state)
             except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"the checkpoint in {self.folder.path} is not one of this run ({error!r}).") from error
+                raise ValueError(f"the checkpoint in {self.folder.path} is not from this run ({error!r}).") from error
         return state
 
     def save(self) -> None:
@@ -167,20 +167,20 @@ class Run(ABC):
         self._saved = time.monotonic()
 
     def save_if_due(self) -> None:
-        """Write a checkpoint where it is time for one; where a signal came, raise Stopped after it."""
+        """Write a checkpoint if one is due; after a signal, write one and raise Stopped."""
         now = time.monotonic()
         is_over = self._deadline is not None and now >= self._deadline
         is_due = now - self._saved >= self._save_every
-        number = self._stop.signal or (signal.SIGTERM if is_over else int(is_due))  # no signal that comes here is 1
+        number = self._stop.signal or (signal.SIGTERM if is_over else int(is_due))  # no caught signal is 1
         wanted = self.processes.largest(number)
         if wanted:
             self.save()
         if wanted > 1:
             path = self.folder.path
-            raise Stopped(f"stopped and saved; avagrad resume {path} goes on", number=wanted, folder=path)
+            raise Stopped(f"stopped and saved; to resume: avagrad resume {path}", number=wanted, folder=path)
 
 
 def check_save_every(seconds: float) -> None:
-    """Refuse what is not a number of seconds."""
+    """Reject an invalid number of seconds."""
     if not seconds >= 0:
         raise ValueError(f"save_every is {seconds!r}, but must be a number of seconds of at least 0.")

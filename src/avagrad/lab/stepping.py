@@ -1,6 +1,6 @@
-"""One training step: forward, backward, clipping, update; on CUDA all of it as one graph.
+"""One training step: forward, backward, clipping, update; on CUDA as one graph.
 
-What is counted (losses, the first one that is not finite) is counted on the device, so that the host need not wait.
+Losses, and the first one that is not finite, are tracked on the device, so that the host need not wait.
 """
 
 import contextlib
@@ -19,7 +19,7 @@ PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
-    """Return the context in which a model computes; ``keep`` keeps weights that were cast, within the context.
+    """Return the autocast context for a precision; ``keep`` caches weights that were cast.
 
     >>> with autocast("float32", "cpu"):
     ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
@@ -31,7 +31,7 @@ def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
 
 
 class Losses:
-    """The sum of losses, and the first step whose loss is not a finite number (0: none); of one model, or of a stack.
+    """The sum of losses, and the first step whose loss is not finite (0 for none); for one model or a stack.
 
     >>> losses = Losses("cpu")
     >>> for x in (1.0, 3.0, float("nan"), float("inf")):
@@ -47,31 +47,31 @@ class Losses:
         self.count = count  # since the last record
 
     def add(self, loss: Tensor) -> None:
-        """Count a step's loss."""
+        """Add a step's loss."""
         self.note(loss)
         self.count += 1
 
     def note(self, loss: Tensor) -> None:
-        """Do the part of :meth:`add` that happens on the device."""
+        """Do the part of :meth:`add` that runs on the device."""
         self.steps += 1
         self.total += loss.detach()
         is_first = (self.first_bad == 0) & ~loss.detach().isfinite()
         self.first_bad += is_first * self.steps
 
     def means(self) -> Tensor:
-        """Return the mean since the last record, of each model in a stack, and begin anew."""
+        """Return the mean since the last record for each model of a stack, and reset."""
         means = self.total / max(self.count, 1)
         self.total.zero_()
         self.count = 0
         return means
 
     def mean(self) -> float:
-        """Return the mean since the last record, of one model, and begin anew."""
+        """Return the mean since the last record of one model, and reset."""
         return self.means().item()
 
 
 class Step:
-    """Takes steps one operation at a time.
+    """Takes steps eagerly.
 
     >>> from avagrad.lab.tasks import task_class
     >>> task = task_class("digits")()
@@ -83,7 +83,7 @@ class Step:
     True
     """
 
-    _keeps_casts = True  # of weights, by autocast
+    _caches_casts = True  # autocast caches weights that it has cast
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class Step:
         self.parameters = [p for p in model.parameters() if p.requires_grad]
 
     def start(self, carry: Carry) -> None:
-        """Begin an epoch, or go on in one."""
+        """Begin or resume an epoch."""
         self.carry = carry
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
@@ -115,7 +115,7 @@ class Step:
         return loss.detach()
 
     def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
-        with autocast(self.precision, self.task.device, keep=self._keeps_casts):
+        with autocast(self.precision, self.task.device, keep=self._caches_casts):
             loss, self.carry = self.task.loss(self.model, batch, self.carry, self.noise)
         return loss
 
@@ -126,17 +126,17 @@ class Step:
 
 
 class GraphStep(Step):
-    """Takes the first steps one operation at a time, then records one as a CUDA graph, and replays it.
+    """Takes the first steps eagerly, then records one as a CUDA graph, and replays it.
 
-    A batch of another shape than the recorded one (the end of a text) is again taken one operation at a time, with
-    the gradients in the same memory: the optimizer in the graph reads them there.
+    A batch of another shape than the recorded one (the end of a text) is taken eagerly, with the gradients in the same
+    memory, where the optimizer in the graph reads them.
 
     >>> issubclass(GraphStep, Step)  # made and called as a Step is
     True
     """
 
-    _keeps_casts = False  # in a graph they belong to one step; and what was compiled for the first steps stays valid
-    _EAGER = 3  # lazily made things (workspaces, states, compiled kernels) are made before the recording
+    _caches_casts = False  # a cast belongs to one step of the graph; and code compiled in the first steps stays valid
+    _EAGER = 3  # lazy initialisation (workspaces, states, compiled kernels) must happen before the recording
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
@@ -146,7 +146,7 @@ class GraphStep(Step):
         self.loss = torch.zeros(())
 
     def start(self, carry: Carry) -> None:
-        """Begin an epoch, or go on in one: what is carried stays where the graph reads it."""
+        """Begin or resume an epoch: the carry is copied to where the graph reads it."""
         if self.graph is None:
             self.carry = carry
         else:
@@ -154,15 +154,15 @@ class GraphStep(Step):
                 kept.copy_(new)
 
     def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """Take a step; return its loss, on the device. It holds until the next step."""
+        """Take a step; return its loss, on the device, valid until the next step."""
         if self.graph is None:
             if self.taken < self._EAGER:
                 self.taken += 1
-                return super().__call__(tuple(x.clone() for x in batch))  # laid out as those of the recording
+                return super().__call__(tuple(x.clone() for x in batch))  # with the same layout as in the recording
             self._record(batch)
         assert self.graph is not None
         if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):
-            return self._beside_the_graph(batch)
+            return self._step_eagerly(batch)
         for kept, new in zip(self.inputs, batch, strict=True):
             kept.copy_(new, non_blocking=True)
         self.graph.replay()
@@ -172,7 +172,7 @@ class GraphStep(Step):
     def _record(self, batch: tuple[Tensor, ...]) -> None:
         self.inputs = tuple(x.clone() for x in batch)
         self.carry = tuple(part.clone() for part in self.carry)
-        self.optimizer.zero_grad()  # the gradients are made anew, in the graph's own memory
+        self.optimizer.zero_grad()  # new gradients are allocated in the graph's own memory
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.noise)
@@ -187,12 +187,12 @@ class GraphStep(Step):
             self.loss = loss.detach()
         self.carry, self.graph = before, graph
 
-    def _beside_the_graph(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _step_eagerly(self, batch: tuple[Tensor, ...]) -> Tensor:
         kept = self.carry
         loss = self._forward(batch)
-        reached = [p for p in self.parameters if p.grad is not None]  # by the graph
-        gradients = torch.autograd.grad(loss, reached, materialize_grads=True)
-        torch._foreach_copy_([p.grad for p in reached if p.grad is not None], gradients)
+        with_grad = [p for p in self.parameters if p.grad is not None]  # in the graph
+        gradients = torch.autograd.grad(loss, with_grad, materialize_grads=True)
+        torch._foreach_copy_([p.grad for p in with_grad if p.grad is not None], gradients)
         self._update()
         for old, new in zip(kept, self.carry, strict=True):
             old.copy_(new)

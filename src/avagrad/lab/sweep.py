@@ -1,4 +1,4 @@
-"""Searches over lr and eps on the tasks of the laboratory: an objective that is a training run."""
+"""Searches over lr and eps on the lab's tasks: the objective is a training run."""
 
 import hashlib
 from dataclasses import dataclass, replace
@@ -16,12 +16,12 @@ from avagrad.tune.space import USUAL_AXES, Axis, Point
 __all__ = ["ENGINES", "TaskObjective", "comparable", "default_axes", "sweep"]
 
 ENGINES = ("runs", "ensemble")
-# Settings that differ from point to point, or that results do not depend on beyond the last digits.
+# Settings that differ between points, or that change results only in the last digits.
 _MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
 
 
 class _Reports(Callback):
-    """Hands the validation error of each epoch on."""
+    """Reports the validation error of each epoch to the trial."""
 
     def __init__(self, trial: Any) -> None:
         self.trial = trial
@@ -34,26 +34,26 @@ class _Reports(Callback):
 
 @dataclass(frozen=True)
 class TaskObjective:
-    """Trains a task at a point, in a folder of its own, and returns the validation error at the end.
+    """Trains a task at a point, in its own folder, and returns the validation error at the end.
 
-    A point that is run again goes on from its last checkpoint. The weights of a finished run are not kept.
+    A point that is run again resumes from its last checkpoint. The weights of a finished run are not kept.
 
     >>> from avagrad.lab.config import configure
     >>> TaskObjective(configure("digits", "sgd")).at(0.5, None, 3).lr
     0.5
     """
 
-    config: Config  # of all points, but for lr, eps and seed
+    config: Config  # of all points, except for lr, eps and seed
     folder: str = "runs"
 
     def at(self, lr: float | None, eps: float | None, seed: int) -> Config:
-        """Return the run of a point; what is not on an axis is the Config's."""
+        """Return the Config of a point; values that are not on an axis are unchanged."""
         point = {name: value for name, value in (("lr", lr), ("eps", eps)) if value is not None}
         sources = {**self.config.sources, **dict.fromkeys(point, "given")}
         return replace(self.config, **point, seed=seed, sources=sources)  # type: ignore[arg-type]
 
     def __call__(self, trial: Any) -> float:
-        """Run a point."""
+        """Evaluate a point."""
         from avagrad.tune import Diverged
 
         out = Path(self.folder, trial.key.replace(" ", "_"))
@@ -66,7 +66,7 @@ class TaskObjective:
 
 
 def comparable(config: Config) -> dict[str, Any]:
-    """Return what two runs must share for their errors to be comparable.
+    """Return the settings that two runs must share for their errors to be comparable.
 
     >>> from avagrad.lab.config import configure
     >>> comparable(configure("digits", lr=1)) == comparable(configure("digits", lr=2, seed=7))
@@ -76,7 +76,7 @@ def comparable(config: Config) -> dict[str, Any]:
 
 
 def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
-    """Return the paper's axes for a task; where lr is the size of a step, four decades of it are enough.
+    """Return the paper's axes for a task; if lr is the size of a step, four decades of it are enough.
 
     >>> default_axes("digits", "adam"), default_axes("chars", "sgd")
     ({'lr': 'paper', 'eps': 'paper'}, {'lr': 'paper-chars', 'eps': None})
@@ -102,10 +102,10 @@ def sweep(
     callback: Callback | None = None,
     **search: Any,
 ) -> Any:
-    """Search over lr and eps on a task; ``search`` goes to :func:`avagrad.tune.tune`, whose result is returned.
+    """Search over lr and eps on a task; ``search`` is passed to :func:`avagrad.tune.tune`, whose result is returned.
 
-    ``config`` is the run of all points; what is on an axis replaces its lr and eps. With the engine "runs" each point
-    is a training run; with "ensemble" all that are wanted at a time are trained as one computation in this process,
+    ``config`` is the Config of all points; values of an axis replace its lr and eps. With the engine "runs" each point
+    is a training run; with "ensemble" the points of a stage are trained as one computation in this process,
     ``members_at_once`` at a time (None chooses), with ``callback``.
 
     >>> import tempfile
@@ -126,15 +126,15 @@ def sweep(
     if eps is not None and not method(optimizer).has_eps:
         raise ValueError(f"eps has {len(eps)} values, but {optimizer} has no eps.")
     if config.task_options.get("full"):
-        raise ValueError("full is True, but a search chooses by the validation error, and must leave that part out.")
+        raise ValueError("full is True, but must be False in a search, which selects by the validation error.")
     if engine == "ensemble":
         if search.get("workers") or search.get("ray") or search.get("timeout") or search.get("pruner"):
-            raise ValueError("engine is 'ensemble' with workers, ray, timeout or pruner, but it is this process alone.")
+            raise ValueError("engine is 'ensemble' with workers, ray, timeout or pruner, but it runs in this process.")
 
         def together(points: list[Point]) -> list[Record]:
             from avagrad.lab.ensemble import train_ensemble
 
-            points = sorted(points, key=lambda point: point.key)  # the same points are the same folder, to go on in
+            points = sorted(points, key=lambda point: point.key)  # the same points use the same folder, to resume in
             name = hashlib.sha256("\n".join(point.key for point in points).encode()).hexdigest()[:12]
             return train_ensemble(
                 config,

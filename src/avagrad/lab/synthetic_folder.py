@@ -1,4 +1,4 @@
-"""The folder that runs of the synthetic problem leave: ``config.json``, ``curves.jsonl`` and ``result.json``."""
+"""The folder of runs of the synthetic problem: ``config.json``, ``curves.jsonl`` and ``result.json``."""
 
 import json
 from collections.abc import Callable, Sequence
@@ -19,10 +19,10 @@ Run = Callable[[Settings, Sequence[str]], dict[str, Curve]]
 def run_into(
     out: str | Path, runs: Sequence[Settings], methods: Sequence[str], *, resume: bool = False, run: Run = run
 ) -> dict[str, Any]:
-    """Run the methods with each of the settings, write the folder, and return what its ``result.json`` holds.
+    """Run the methods with each of the settings, write the folder, and return the content of its ``result.json``.
 
-    With ``resume`` what is finished there is not run again, and what was begun is begun anew. ``run`` is how the
-    methods are run with one of the settings: whoever wants to show something does so there.
+    With ``resume`` a finished folder is not run again, and an unfinished one is started again. ``run`` runs the
+    methods with one of the settings; pass another function to show progress.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:

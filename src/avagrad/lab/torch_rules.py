@@ -1,12 +1,12 @@
 """The rules of torch's SGD, Adam, AdamW and AMSGrad as pure functions, for many models at once.
 
-They follow torch.optim to the digit (tested), in the manner of :mod:`avagrad.optim.rules`.
+They give the numbers of torch.optim (tested), in the style of :mod:`avagrad.optim.rules`.
 """
 
 import torch
 from torch import Tensor
 
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import Scalar, bias_correction_of, sqrt, where
 
 __all__ = ["adam_direction", "adam_step", "sgd_step"]
@@ -53,7 +53,7 @@ def adam_step(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
 
-    Returns ``w, m, v, v_max``, the last being ``v`` where none was given.
+    Returns ``w, m, v, v_max``, where ``v_max`` is ``v`` if none was given.
 
     >>> one, zero = torch.ones(1), torch.zeros(1)
     >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
@@ -71,7 +71,7 @@ def adam_step(
 def adam_direction(
     g: Tensor, m: Tensor, v: Tensor, v_max: Tensor | None, t: Scalar, *, beta1: Scalar, beta2: Scalar, eps: Scalar
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return what Adam multiplies with ``lr``, and the new ``m, v, v_max``.
+    """Return the direction that Adam multiplies by ``lr``, and the new ``m, v, v_max``.
 
     >>> one, zero = torch.ones(1), torch.zeros(1)
     >>> adam_direction(4 * one, zero, zero, None, 1, beta1=0.9, beta2=0.99, eps=1e-8)[0]

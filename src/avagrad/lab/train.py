@@ -1,4 +1,4 @@
-"""One training run: any task, any method; resumable at any moment, traceable, the same numbers every time.
+"""One training run of any task by any method: resumable at any moment, traceable, reproducible.
 
 >>> import tempfile
 >>> from avagrad.lab.config import configure
@@ -7,8 +7,8 @@
 >>> result["status"], result["steps"]
 ('finished', 30)
 
-``python -m avagrad.lab.train digits --optimizer avagrad --lr 1 --out runs/x`` needs torch and numpy alone (and
-scikit-learn, which has the digits).
+``python -m avagrad.lab.train digits --optimizer avagrad --lr 1 --out runs/x`` needs only torch and numpy (and
+scikit-learn for the digits).
 """
 
 import contextlib
@@ -49,21 +49,21 @@ def train(
     tensorboard: bool = False,
     download: bool = False,
 ) -> dict[str, Any]:
-    """Run, or go on with, the run that a Config describes, and return what its ``result.json`` holds.
+    """Start or resume the run that a Config describes, and return the content of its ``result.json``.
 
-    A run that diverges (its loss is not a finite number) stops at once (on a GPU within 64 steps), and that is its
-    result: ``status`` is "diverged", ``diverged_at`` the step. With ``resume`` a run that was begun in ``out`` goes on,
-    to the same numbers as if it had never stopped (to the bit on a CPU), and one that is finished is not run again.
+    A run that diverges (its loss is not finite) stops at once (on a GPU within 64 steps), and that is its result:
+    ``status`` is "diverged", ``diverged_at`` the step. With ``resume`` a run in ``out`` continues, to the same numbers
+    as if it had never stopped (to the bit on a CPU), and a finished one is not run again.
 
     Args:
         config: from :func:`avagrad.lab.config.configure`.
-        out: the folder of the run; never one that holds something else.
-        resume: go on with what is in ``out``, or begin if it is empty.
-        callback: is called while the run goes on.
+        out: the folder of the run; it must not contain anything else.
+        resume: resume the run in ``out``, or begin if it is empty.
+        callback: called during the run.
         save_every: seconds between checkpoints.
-        deadline: the time of ``time.monotonic()`` at which it saves and stops, as if a signal had come.
-        tensorboard: also write events for TensorBoard into the folder.
-        download: the task may fetch its data.
+        deadline: the value of ``time.monotonic()`` at which it saves and stops, as after a signal.
+        tensorboard: also write events for TensorBoard to the folder.
+        download: allow the task to download its data.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure
@@ -84,7 +84,7 @@ def train(
 
 
 class Training(Run):
-    """The training of one model: what :func:`train` runs.
+    """The training of one model, run by :func:`train`.
 
     >>> issubclass(Training, Run)
     True
@@ -102,17 +102,17 @@ class Training(Run):
         self.noise = seeded(config.seed, self.device, self.processes.rank)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
-        if config.graph:  # which reads the learning rate from the device
+        if config.graph:  # a graph reads the learning rate from the device
             self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
         self.optimizer = method(config.optimizer).build(self._params(), arguments, on_cuda=self.on_cuda)
         self.carry = task.start(self.model)
         self.losses = Losses(self.device)
         self.step = 0  # steps taken
         self.last: dict[str, Any] = {}  # the last record
-        self.best: dict[str, Any] = {}  # of those, the one with the least error
+        self.best: dict[str, Any] = {}  # the record with the smallest error
         self.resumed_with: list[str] = []
         state = self.load()
-        self._note_what_changed(opened.begun_with if state is None else state["about"])
+        self._note_changes(opened.first_facts if state is None else state["about"])
         self.total = config.epochs * task.steps_per_epoch
         self.take_step = self._stepper()
         self.set_clock(0.0 if state is None else state["seconds"])
@@ -140,7 +140,7 @@ class Training(Run):
             with _writer(self.events_in, self.step) as self.events:
                 return self._loop()
         finally:
-            del self.take_step  # a model that processes share must be gone before they part
+            del self.take_step  # a distributed model must be freed before the process group
 
     def _loop(self) -> dict[str, Any]:
         self.callback.on_start(self.config, self.step, self.total)
@@ -179,7 +179,7 @@ class Training(Run):
 
     def _evaluate(self, part: str) -> Score:
         self.model.eval()
-        self.processes.take_the_firsts(self.model.buffers())  # BatchNorm's statistics are each process's own
+        self.processes.broadcast(self.model.buffers())  # BatchNorm's statistics differ between processes
         with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
@@ -189,7 +189,7 @@ class Training(Run):
             return self.task.details(self.model)
 
     def _record(self) -> bool:
-        """Write a line of the metrics at the end of an epoch; tell whether its numbers are finite."""
+        """Write a line of the metrics at the end of an epoch; return whether its numbers are finite."""
         score = self._evaluate("validation")
         if not math.isfinite(score.loss):
             return False
@@ -228,7 +228,7 @@ class Training(Run):
         return self._conclude("diverged", None, None)
 
     def _finished(self) -> dict[str, Any]:
-        if not self.last or self.last["step"] != self.step:  # cannot be: an epoch ends with a record
+        if not self.last or self.last["step"] != self.step:  # unreachable: an epoch ends with a record
             raise AssertionError("a run ended without its last record")
         self.save()
         test = self._evaluate("test")
@@ -254,12 +254,12 @@ class Training(Run):
             "seconds": self.seconds,
         }
         self.folder.write_result(result)
-        return self.folder.read_result() or result  # as it is read later, to the last digit
+        return self.folder.read_result() or result  # the same digits as when it is read later
 
     # --- checkpoints ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return the state to resume from."""
         return {
             "config": self.config.as_json(),
             "about": self.facts,
@@ -268,7 +268,7 @@ class Training(Run):
             "generators": generator_states(self.device) | {"noise": self.noise.get_state()},
             "carry": list(self.take_step.carry),
             "step": self.step,
-            "loss_sums": self.processes.all_of(self.losses.total),
+            "loss_sums": self.processes.all_gather(self.losses.total),
             "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
@@ -277,7 +277,7 @@ class Training(Run):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         self.model.load_state_dict(state["model"])
         self.optimizer.load_state_dict(state["optimizer"])
         set_generator_states(self.device, state["generators"])
@@ -292,7 +292,7 @@ class Training(Run):
         if len(sums) != world:
             self.resumed_with += [f"from step {self.step} on it ran in {world} processes instead of {len(sums)}."]
 
-    def _note_what_changed(self, before: dict[str, Any]) -> None:
+    def _note_changes(self, before: dict[str, Any]) -> None:
         then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
         if then != now:
             self.resumed_with = [*self.resumed_with, f"from step {self.step} on it ran with {now} instead of {then}."]
@@ -300,12 +300,12 @@ class Training(Run):
 
 def _gamma(optimizer: Optimizer) -> float | None:
     """Return the gamma of the next step, for the methods that have one."""
-    return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW)) else None
+    return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW, avagrad.AvaStep)) else None
 
 
 @contextlib.contextmanager
 def _writer(folder: Path | None, step: int) -> Iterator[Any]:
-    """Open TensorBoard's writer, if it is wanted; what it wrote after this step is not to be shown."""
+    """Open TensorBoard's writer, if requested; its events after this step are discarded."""
     if folder is None:
         yield None
         return
@@ -313,7 +313,7 @@ def _writer(folder: Path | None, step: int) -> Iterator[Any]:
         from torch.utils.tensorboard import SummaryWriter
     except ImportError as error:
         raise ModuleNotFoundError(
-            "tensorboard is asked for, but is not installed: pip install tensorboard, or leave the option out."
+            "tensorboard is True, but TensorBoard is not installed: pip install tensorboard, or leave the option out."
         ) from error
     writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
     try:

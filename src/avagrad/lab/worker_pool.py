@@ -1,7 +1,7 @@
-"""A pool of processes that runs jobs, each in a folder of its own.
+"""A pool of processes that runs jobs, each in its own folder.
 
-Asked to stop, the workers save what they have; a job that was stopped goes on where it was, and one that is finished is
-not run again. A worker that has died is replaced.
+When the pool is asked to stop, the workers save their jobs. A stopped job is resumed, and a finished one is not run
+again. A worker that has died is replaced.
 """
 
 import contextlib
@@ -27,17 +27,17 @@ from avagrad.worker_process import WorkerProcess, stop_all
 
 __all__ = ["Job", "OnProgress", "run_jobs"]
 
-OnProgress = Callable[[float], None]  # is called with the share of a job that is done
+OnProgress = Callable[[float], None]  # called with the fraction of a job that is done
 _CHECKS_EVERY = 0.2  # seconds
-_SAVES_FOR = 10.0  # seconds that a worker has for saving, when it is asked to stop
+_STOP_SECONDS = 10.0  # that a worker has for saving when it is asked to stop
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
 _SETTINGS = "job.json"  # in the folder of a finished job
-_HOPELESS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other job could write either
+_FATAL_ERRORS = (errno.ENOSPC, errno.EDQUOT, errno.EROFS)  # no other job could write either
 
 
 @dataclass(frozen=True, kw_only=True)
 class Job(ABC):
-    """Something to run. ``name`` is its folder, below that of all jobs; ``cost`` its seconds on one core, about.
+    """A job. ``name`` is its folder, relative to that of all jobs; ``cost`` its approximate seconds on one core.
 
     >>> sorted(Job.__abstractmethods__)
     ['run']
@@ -47,21 +47,21 @@ class Job(ABC):
     cost: float
 
     def settings(self) -> str:
-        """What is run, as JSON; the number of threads is the machine's."""
+        """Return the settings as JSON, without the number of threads, which depends on the machine."""
         settings = dataclasses.asdict(self)
         del settings["cost"]
         settings.get("config", {}).pop("threads", None)
         return json.dumps(settings, sort_keys=True, default=str)
 
     def is_done(self, below: Path) -> bool:
-        """Whether it is finished, with these settings."""
+        """Return whether it is finished with these settings."""
         out = below / self.name
         done = (out / RESULT).exists() and (out / _SETTINGS).exists()
         return done and (out / _SETTINGS).read_text() == self.settings()
 
     @abstractmethod
     def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Run it, or go on with it, in this process and this folder; at its end there is a ``result.json``."""
+        """Start or resume it in this process and this folder; at its end there is a ``result.json``."""
 
 
 def run_jobs(
@@ -71,16 +71,16 @@ def run_jobs(
     workers: int = 2,
     on_progress: Callable[[str, float], None] | None = None,
 ) -> dict[str, str]:
-    """Run what is not finished yet, the longest first, and return what has failed: names, and why.
+    """Run the jobs that are not finished, the longest first, and return the names and reasons of those that failed.
 
-    A worker is a process that computes with one thread; it ends with this one, however that ends. Asked to stop
-    (Ctrl-C, SIGTERM), the workers save what they have, and :class:`avagrad.stopping.Stopped` is raised.
+    A worker is a process with one thread; it ends when this process ends, for whatever reason. On Ctrl-C or SIGTERM
+    the workers save their jobs, and :class:`avagrad.stopping.Stopped` is raised.
 
     Args:
-        jobs: what to run.
-        folder: where their folders are.
-        workers: how many processes.
-        on_progress: is called, many times a second, with a job's name and the share of it that is done, at its end 1.0.
+        jobs: the jobs to run.
+        folder: the parent of their folders.
+        workers: the number of processes.
+        on_progress: called many times a second with a job's name and the fraction that is done, 1.0 at its end.
 
     >>> run_jobs([], "nowhere", workers=0)
     Traceback (most recent call last):
@@ -100,26 +100,26 @@ def run_jobs(
             pool.start(min(workers, len(left)))
             while pool.workers:
                 if stop.signal is not None:
-                    message = "stopped; what was done is kept, and the same command goes on from there"
+                    message = "stopped; finished work is saved: run it again to resume"
                     raise Stopped(message, number=stop.signal, folder=place)
                 pool.check(_CHECKS_EVERY)
         finally:
-            stop_all([worker.process for worker in pool.workers], _SAVES_FOR)
+            stop_all([worker.process for worker in pool.workers], _STOP_SECONDS)
     return pool.failed
 
 
 @dataclass
 class _Worker:
-    """A process, and what it is at."""
+    """A process and its current job."""
 
     process: WorkerProcess
     job: Job
-    share: float = 0.0  # of the job, that is done
+    share: float = 0.0  # the fraction of the job that is done
 
 
 @dataclass
 class _WorkerPool:
-    """All workers. One that is done with a job gets the next; one that has died is replaced; one too many ends."""
+    """The workers. One that has finished a job gets the next; a dead one is replaced; one without a job is stopped."""
 
     folder: Path
     left: list[Job]
@@ -139,13 +139,13 @@ class _WorkerPool:
     def _send(self, worker: _Worker) -> None:
         worker.share = 0.0
         self.on_progress(worker.job.name, worker.share)
-        with contextlib.suppress(BrokenPipeError):  # one that has died already will be seen
+        with contextlib.suppress(BrokenPipeError):  # check() will notice that it has died
             worker.process.connection.send(worker.job)
 
     def check(self, seconds: float) -> None:
         """Wait until a worker has sent something, and act on it."""
         ready = wait([worker.process.connection for worker in self.workers], seconds)
-        if not ready:  # a clock that is shown has to be called now and then
+        if not ready:  # keeps a displayed clock running
             for worker in self.workers:
                 self.on_progress(worker.job.name, worker.share)
         for worker in [worker for worker in self.workers if worker.process.connection in ready]:
@@ -162,7 +162,7 @@ class _WorkerPool:
                 self._next(worker)
 
     def _end(self, job: Job, why: str | None, number: int | None) -> None:
-        if number in _HOPELESS:
+        if number in _FATAL_ERRORS:
             raise OSError(why)
         if why is not None:
             self.failed[job.name] = why
@@ -180,14 +180,14 @@ class _WorkerPool:
         self.workers.remove(worker)
         code = worker.process.process.wait()
         worker.process.close()
-        how = f"was ended: {signal.strsignal(-code)}" if code < 0 else f"ended with code {code}"
+        how = f"was killed: {signal.strsignal(-code)}" if code < 0 else f"exited with code {code}"
         self._end(worker.job, f"its process {how}", None)
         if self.left:
             self._start_one()
 
 
 def _work(connection: Connection, folder: Path) -> None:
-    """Be a worker: run the jobs that come, until the connection is closed."""
+    """The main function of a worker: run the jobs it receives until the connection is closed."""
     torch.set_num_threads(1)
     with contextlib.suppress(EOFError, BrokenPipeError):
         while True:
@@ -196,15 +196,15 @@ def _work(connection: Connection, folder: Path) -> None:
 
 
 def _outcome(job: Job, folder: Path, on_progress: OnProgress) -> tuple[str | None, int | None]:
-    """Run a job; return why it failed, if it did, and the system's number for that."""
+    """Run a job; return why it failed, if it did, and the errno."""
     out = folder / job.name
     try:
-        if (out / RESULT).exists():  # of other settings
+        if (out / RESULT).exists():  # with other settings
             shutil.rmtree(out)
         job.run(out, on_progress)
         write_atomic(out / _SETTINGS, lambda file: file.write(job.settings().encode()))
     except BrokenPipeError:
-        raise  # nobody is left to send to
+        raise  # the parent is gone
     except KeyboardInterrupt:  # it was asked to stop, and has saved
         sys.exit(128 + signal.SIGTERM)
     except Exception as error:

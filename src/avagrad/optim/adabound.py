@@ -1,4 +1,4 @@
-"""AdaBound (Luo, Xiong, Liu, Sun, 2019): Adam between two bounds that become SGD's rate."""
+"""AdaBound (Luo, Xiong, Liu, Sun, 2019): Adam between two bounds that converge to SGD's rate."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords, is_finite
-from avagrad.optim.comparison import FunctionRule, with_l2
+from avagrad.optim.baselines import FunctionRule, with_l2
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
 from avagrad.optim.rules import Scalar, bias_correction_of, indicator, sqrt
@@ -38,7 +38,7 @@ def adabound_step(
     """Take one step of AdaBound, or AMSBound (``v_max`` given). Returns ``w, m, v, v_max`` (else ``v``).
 
     Adam's rate is clamped between two bounds that close in on ``final_lr`` as ``t`` grows, both
-    scaled by ``lr / base_lr`` so that a schedule moves them along.
+    scaled by ``lr / base_lr`` so that they follow a schedule.
 
     >>> one, zero = torch.ones(1), torch.zeros(1)
     >>> hyper = {"lr": 0.1, "base_lr": 0.1, "beta1": 0.0, "beta2": 0.0, "eps": 1e-8, "final_lr": 0.1, "gamma": 1.0}
@@ -72,27 +72,26 @@ class _AdaBoundRule(FunctionRule):
 
 
 class AdaBound(RuleOptimizer):
-    r"""AdaBound: Adam's rates, clamped between bounds that close in on ``final_lr``.
+    """AdaBound: Adam's rates, clamped between bounds that close in on ``final_lr``.
 
-    .. math::
-        w_{t+1} = w_t - m_t \, \mathrm{clamp}\Bigl(
-            \frac{\alpha \sqrt{1-\beta_2^t} / (1-\beta_1^t)}{\sqrt{v_t} + \epsilon},\;
-            f \bigl(1 - \tfrac{1}{\gamma t + 1}\bigr),\; f \bigl(1 + \tfrac{1}{\gamma t}\bigr)\Bigr),
-        \qquad f = \texttt{final\_lr} \cdot \alpha / \alpha_{\mathrm{base}}
+        rate    = lr sqrt(1 - beta2^t) / (1 - beta1^t) / (sqrt(v_t) + eps)
+        f       = final_lr lr / base_lr
+        w_{t+1} = w_t - m_t clamp(rate, f (1 - 1 / (gamma t + 1)), f (1 + 1 / (gamma t)))
 
     Args:
         params: parameters or named parameters to optimize, or dicts that define parameter groups.
         lr: Adam's learning rate; a number or a tensor of one element. Its first value in each group is
-            kept there as ``base_lr``, so that schedules move the bounds along.
+            kept there as ``base_lr``, so that the bounds follow schedules.
         betas: the decay of the two moments.
         eps: added to the root of the second moment.
         weight_decay: added to the gradient, times the parameter (L2).
         final_lr: the rate that the bounds close in on.
         gamma: how fast they do.
         amsbound: use the largest second moment so far, as AMSGrad.
-        maximize: go up instead of down.
+        maximize: maximize the objective instead of minimizing it.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
 
@@ -138,7 +137,7 @@ class AdaBound(RuleOptimizer):
         super().__init__(params, defaults)
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group; its first lr is its ``base_lr`` unless it brings one."""
+        """Add a parameter group; its first lr becomes its ``base_lr`` unless it has one."""
         super().add_param_group(param_group)
         if param_group["base_lr"] is None:
             lr = param_group["lr"]

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, Allowed, explain_unknown_keywords
-from avagrad.optim.comparison import FunctionRule, with_l2
+from avagrad.optim.baselines import FunctionRule, with_l2
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
 from avagrad.optim.rules import Scalar, bias_correction_of, indicator, sqrt, where
@@ -38,9 +38,9 @@ def adashift_step(
     """Take one step of AdaShift. Returns ``w, kept, v``.
 
     ``kept`` is a ring of the last n gradients: slot ``(t - 1) mod n`` holds ``g_{t-n}``, which
-    enters ``v`` now and gives its place to ``g_t``. Nothing moves before ``t = n + 1``. With
+    enters ``v`` now and is replaced by ``g_t``. Nothing moves before ``t = n + 1``. With
     ``reduce="max"`` the tensor shares one second moment and ``v`` is 0-dimensional; for a stack of
-    models use ``torch.func.vmap``. ``largest`` finds the maximum where the tensor is a part of a larger one.
+    models use ``torch.func.vmap``. ``largest`` finds the maximum if the tensor is a part of a larger one.
 
     >>> w, g, older = torch.ones(2), torch.ones(2), torch.tensor([2.0, 4.0])
     >>> adashift_step(w, g, [older], torch.zeros(()), 2, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
@@ -81,19 +81,18 @@ class _AdaShiftRule(FunctionRule):
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
     ) -> tuple[Tensor, ...]:
-        """Return the new ``w, v`` and the gradients that are kept."""
+        """Return the new ``w, v`` and the kept gradients."""
         largest = partial(global_max, p) if is_dtensor(p) else None
         w, kept, v = adashift_step(w, g, state[1:], state[0], step + 1, lr=self.lr, largest=largest, **self.others)
         return w, v, *kept
 
 
 class AdaShift(RuleOptimizer):
-    r"""AdaShift: the second moment is fed with gradients that are ``keep`` steps old.
+    """AdaShift: the second moment is computed from gradients that are ``keep`` steps old.
 
-    .. math::
-        m_t &= \sum_{i<n} \beta_1^i g_{t-i} \Big/ \sum_{i<n} \beta_1^i \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) \, \phi(g_{t-n}^2) \\
-        w_{t+1} &= w_t - \alpha \, m_t \big/ \bigl(\sqrt{v_t / (1 - \beta_2^{t-n})} + \epsilon\bigr)
+        m_t     = sum_{i<n} beta1^i g_{t-i} / sum_{i<n} beta1^i
+        v_t     = beta2 v_{t-1} + (1 - beta2) phi(g_{t-n}^2)
+        w_{t+1} = w_t - lr m_t / (sqrt(v_t / (1 - beta2^(t-n))) + eps)
 
     with n = ``keep``; the first move is made at t = n + 1. The state holds n gradients, so it is large.
 
@@ -105,9 +104,10 @@ class AdaShift(RuleOptimizer):
         weight_decay: added to the gradient, times the parameter (L2).
         keep: how many gradients are kept.
         reduce: phi; "max" for the maximum over the tensor, None for element-wise second moments.
-        maximize: go up instead of down.
+        maximize: maximize the objective instead of minimizing it.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     Reference: "AdaShift: Decorrelation and Convergence of Adaptive Learning Rate Methods".
 

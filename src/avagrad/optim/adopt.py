@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.optim.optimizer import ParamsT
 
 from avagrad.optim.arguments import ALLOWED, BOOL, Allowed, explain_unknown_keywords
-from avagrad.optim.comparison import FunctionRule, with_l2
+from avagrad.optim.baselines import FunctionRule, with_l2
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.params import Group
 from avagrad.optim.rules import Scalar, sqrt, where
@@ -34,7 +34,7 @@ def adopt_step(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Take one step of ADOPT. Returns ``w, m, v``.
 
-    The gradient is divided by the root of the second moment before it, and clamped, before it enters the momentum. The
+    The gradient is divided by the root of the previous second moment and clamped, and then enters the momentum. The
     first gradient only fills ``v``.
 
     >>> one = torch.ones(1)
@@ -64,15 +64,14 @@ class _AdoptRule(FunctionRule):
 
 
 class ADOPT(RuleOptimizer):
-    r"""ADOPT: Adam whose second moment is one step old, and whose momentum is that of the scaled gradients.
+    """ADOPT: Adam whose second moment is one step old, and whose momentum is that of the scaled gradients.
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) \, \mathrm{clamp}\bigl(
-            g_t / \max(\sqrt{v_{t-1}}, \epsilon), \pm (t - 1)^{1/4}\bigr) \\
-        w_{t+1} &= w_t - \alpha \, m_t, \qquad v_t = \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) clamp(g_t / max(sqrt(v_{t-1}), eps), +-(t - 1)^(1/4))
+        w_{t+1} = w_t - lr m_t
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
-    with :math:`v_1 = g_1^2`; the first gradient of a parameter moves nothing. It is a method of comparison: the nearest
-    relative of :class:`avagrad.DelayedAdam` with a clamp.
+    with v_1 = g_1^2; the first gradient of a parameter moves nothing. It is a baseline: the method
+    closest to :class:`avagrad.DelayedAdam` with a clamp.
 
     Reference: "ADOPT: Modified Adam Can Converge with Any beta2 with the Optimal Rate".
 
@@ -83,9 +82,10 @@ class ADOPT(RuleOptimizer):
         eps: the least root of the second moment.
         weight_decay: added to the gradient, times the parameter (L2).
         decoupled_weight_decay: shrink the parameter by lr * weight_decay instead, as AdamW does.
-        maximize: go up instead of down.
+        maximize: maximize the objective instead of minimizing it.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach, fused: accepted, but for ``fused=True``; there is one implementation.
+        foreach: accepted; there is one implementation.
+        fused: None or False; there is no fused implementation.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = ADOPT([w], lr=0.01)
@@ -123,5 +123,5 @@ class ADOPT(RuleOptimizer):
         super().__init__(params, defaults)
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
-        # Not exp_avg, which is of gradients: a state of Adam's does not fit, and is refused.
+        # Not exp_avg, which averages plain gradients: so Adam's state does not fit, and is rejected.
         return {"exp_avg_scaled": True, "exp_avg_sq": True}

@@ -1,4 +1,4 @@
-"""What an optimizer accepts, and the sentences it answers with when it is given something else."""
+"""Validation of an optimizer's arguments, and its error messages."""
 
 import difflib
 import functools
@@ -29,10 +29,10 @@ __all__ = [
 EPS_MIN, EPS_MAX = 1e-15, 1e15
 _P = ParamSpec("_P")
 
-# For each key what is allowed, in words and as a predicate.
+# For each key what is allowed: a description and a predicate.
 Allowed: TypeAlias = Mapping[str, tuple[str, Callable[[Any], bool]]]
 
-# Other libraries' words for ours: too far from them in letters to be found by spelling.
+# Other libraries' names for our arguments, spelled too differently for _nearest().
 _SYNONYMS = {"learningrate": "lr", "epsilon": "eps", "beta1": "betas", "beta2": "betas", "wd": "weight_decay"}
 
 # Arguments of torch's optimizers that these do not have, and what to use instead.
@@ -40,7 +40,7 @@ _INSTEAD = {"differentiable": "autograd can follow the functions of avagrad.opti
 
 
 def plain_number(x: Any) -> Any:
-    """Return a number of any library as a Python number, so that ``weights_only`` can load it; all else as it is."""
+    """Return a number of any library as a Python number, so that ``weights_only`` can load it; else ``x`` itself."""
     if isinstance(x, (tuple, list)):
         return tuple(plain_number(y) for y in x)
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
@@ -49,7 +49,7 @@ def plain_number(x: Any) -> Any:
 
 
 def check_values(owner: str, group: Mapping[str, Any], allowed: Allowed) -> None:
-    """Refuse a parameter group that holds a value outside of what its key allows.
+    """Reject a parameter group with a value that its key does not allow.
 
     >>> check_values("AvaGrad", {"lr": float("nan")}, ALLOWED)
     Traceback (most recent call last):
@@ -57,15 +57,15 @@ def check_values(owner: str, group: Mapping[str, Any], allowed: Allowed) -> None
     ValueError: AvaGrad: lr is nan, but must be a finite number of at least 0, or a float tensor that holds one.
     """
     for key, value in group.items():
-        words, accepts = allowed.get(key, ("", None))
+        description, accepts = allowed.get(key, ("", None))
         if accepts is not None and not accepts(value):
-            raise ValueError(f"{owner}: {key} is {_show(value)}, but must be {words}.")
+            raise ValueError(f"{owner}: {key} is {_show(value)}, but must be {description}.")
     if group.get("foreach") and group.get("fused"):
         raise ValueError(f"{owner}: foreach is True and fused is True, but only one of them may be True.")
 
 
 def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) -> None:
-    """Refuse a key of a parameter group that nearly spells one that we know.
+    """Reject a key of a parameter group that looks like a misspelled known key.
 
     All other keys are the user's own (``initial_lr``, ``name``, ...) and are left alone.
     """
@@ -73,13 +73,13 @@ def check_group_keys(owner: str, keys: Iterable[str], known: Collection[str]) ->
         near = None if key in known else _nearest(str(key), known)
         if near is not None:
             raise ValueError(
-                f"{owner}: a parameter group has the key {key!r}, which nearly spells {near!r}: "
+                f"{owner}: a parameter group has the key {key!r}, which looks like a misspelled {near!r}: "
                 f"write {near!r}, or rename the key if it is your own."
             )
 
 
 def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
-    """Decorate ``__init__``: an unknown keyword is answered with the nearest one, or with all."""
+    """Decorate ``__init__``: the error about an unknown keyword names the nearest known one, or all."""
     known = list(inspect.signature(init).parameters)[1:]
 
     @functools.wraps(init)
@@ -96,7 +96,7 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
 
 
 def is_finite(x: Any) -> bool:
-    """Tell whether a value is a finite number; a bool is none."""
+    """Return whether a value is a finite number; a bool is none."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
         return False
     largest: Any = sys.float_info.max  # an integer may be larger
@@ -108,7 +108,7 @@ def _is_lr(x: Any) -> bool:
         if x.numel() != 1 or not x.is_floating_point():
             return False
         if x.is_meta or (type(x) is not Tensor and not isinstance(x, torch.nn.Parameter)):
-            return True  # there is no value to look at
+            return True  # it has no value to check
         return _is_lr(x.item())
     return is_finite(x) and x >= 0
 
@@ -155,7 +155,7 @@ def _nearest(word: str, known: Collection[str]) -> str | None:
         other = candidate.replace("_", "")
         if sorted(bare) == sorted(other) or bare in (other[:-1], other + "s", other + other[-1]):
             return candidate
-        # In a short word another letter easily makes another word, that may be the user's own.
+        # One other letter in a short name may make another name, which may be the user's own.
         if len(other) >= 6 and difflib.SequenceMatcher(None, bare, other).ratio() > 0.85:
             return candidate
     return None

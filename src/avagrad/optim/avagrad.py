@@ -1,7 +1,4 @@
-"""DelayedAdam, AvaGrad and AvaGradW: one update rule, three names; AvaStep is a fourth.
-
-The rule itself is in :mod:`avagrad.optim.rules`; this file gives it arguments.
-"""
+"""DelayedAdam, AvaGrad and AvaGradW: the classes of the delayed rule. The rule is in :mod:`avagrad.optim.rules`."""
 
 from collections.abc import Sequence
 from typing import Any, ClassVar
@@ -22,10 +19,10 @@ __all__ = ["AvaGrad", "AvaGradW", "DelayedAdam", "DelayedOptimizer"]
 
 
 class DelayedOptimizer(RuleOptimizer):
-    """The delayed family, with what differs between its members as flags."""
+    """Base class of the delayed family. Its members differ in flags."""
 
     _normalised: ClassVar[bool] = True  # gamma from the global norm; else 1
-    _lr_is = "lr is of SGD's size here, not of AdamW's: the larger it is, the smaller must weight_decay be"
+    _lr_hint = "lr is on SGD's scale here, not AdamW's: the larger it is, the smaller weight_decay must be"
     _decoupled: ClassVar[bool | None] = False  # weight decay as in AdamW, else as in Adam; None: an argument
     _has_kernels = True
     _rule_class = Delayed
@@ -52,7 +49,7 @@ class DelayedOptimizer(RuleOptimizer):
 
     def __init__(self, params: ParamsT, defaults: Group, process_group: Any) -> None:
         self._process_group = process_group
-        # In the group, under torch's name for it, so that a checkpoint tells what its weight_decay means.
+        # Saved in the group, under torch's name, so that a checkpoint shows what its weight_decay means.
         super().__init__(params, {"decoupled_weight_decay": self._decoupled, **defaults})
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
@@ -67,17 +64,17 @@ class DelayedOptimizer(RuleOptimizer):
             return f"its weight decay is {'not ' if self._decoupled else ''}decoupled"
         return None
 
-    def _check_forms(self, group: Group) -> None:
+    def _check_combination(self, group: Group) -> None:
         corrected = "bias_correction" not in self.defaults or group["bias_correction"]
         if group["clip_update"] is not None and not corrected:
             raise ValueError(
                 f"{type(self).__name__}: clip_update is {group['clip_update']!r} and bias_correction is False, but "
-                "clip_update must be None then: the first gradients have no size to be compared with."
+                "clip_update must be None then: the first gradients have no typical size yet."
             )
         if self._decoupled not in (None, group["decoupled_weight_decay"]):
             raise ValueError(
                 f"{type(self).__name__}: decoupled_weight_decay is {group['decoupled_weight_decay']!r}, but must be "
-                f"{self._decoupled}: the class says it (AvaGradW decouples, AvaGrad and DelayedAdam do not)."
+                f"{self._decoupled}: the class decides it (AvaGradW decouples, AvaGrad and DelayedAdam do not)."
             )
 
     def _check_together(self, groups: Sequence[Group]) -> None:
@@ -91,13 +88,13 @@ class DelayedOptimizer(RuleOptimizer):
     def _delayed_rules(self) -> list[Delayed]:
         return [rule for rule in self._rules() if isinstance(rule, Delayed)]
 
-    # --- parameters that are spread over ranks ---
+    # --- parameters that are sharded over ranks ---
 
     @property
     def process_group(self) -> Any:
-        """The ranks over which parameters are spread that do not say so themselves.
+        """The ranks over which parameters are sharded that carry no placement themselves.
 
-        It is not saved, pickled or copied, since it is another one elsewhere: set it again there.
+        It is not saved, pickled or copied, since it is different in another process: set it again there.
         """
         return self._process_group
 
@@ -112,9 +109,9 @@ class DelayedOptimizer(RuleOptimizer):
         self.refresh()
 
     def _sharding(self) -> Sharding | None:
-        return self._spread() if self._normalised else None  # or there is nothing to sum
+        return self._find_sharding() if self._normalised else None  # else there is nothing to sum
 
-    def _spread(self) -> Sharding | None:
+    def _find_sharding(self) -> Sharding | None:
         params = [p for group in self.param_groups for p in group["params"]]
         return sharding_of(type(self).__name__, params, self._process_group)
 
@@ -124,7 +121,7 @@ class DelayedOptimizer(RuleOptimizer):
     def gamma(self) -> float:
         """Return the gamma of the next step, for logging. Unlike a step, this reads from the device.
 
-        Where parameters are spread over ranks, all ranks call this together.
+        If parameters are sharded over ranks, all ranks must call this together.
 
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> opt = AvaGrad([w], eps=1.0)
@@ -144,23 +141,23 @@ class DelayedOptimizer(RuleOptimizer):
 
     @torch.no_grad()
     def diagnostics(self) -> dict[str, float]:
-        """Return numbers about the next step, for logging. Quantiles and the share of the top are right to 1 %.
+        """Return numbers about the next step, for logging. Quantiles and the share of the top are accurate to 1 %.
 
         - ``gamma``;
         - ``rate_min``, ``rate_median``, ``rate_max``: of the effective rates lr * gamma * eta, over all coordinates
           that count in the norm;
-        - ``norm_share_of_top_1_percent``: the share of the norm's sum that the largest 1 % of what it sums make up.
+        - ``norm_share_of_top_1_percent``: the share of the norm's sum that comes from its largest 1 % of terms.
           Near 1, a few coordinates with tiny gradients set the scale for all others (see ``norm``);
         - ``inactive_share``: the share of coordinates that have never had a gradient other than 0. At a small eps
-          they set the scale, many or few (see ``active_only``);
-        - ``step_rms_predicted``: the root mean square of a step that every coordinate makes by the usual size of its
+          they set the scale, however few they are (see ``active_only``);
+        - ``step_rms_predicted``: the root mean square of a step in which every momentum has the typical size of its
           gradient. In AvaStep, with ``norm=2`` and one lr, it is lr;
-        - ``step_rms``: that of a step by the momentum as it is now, about that of the last step. It is smaller, by the
+        - ``step_rms``: the same with the current momentum, about that of the last step. It is smaller, by the
           noise that the momentum averages out;
-        - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would hold back.
+        - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would clamp.
 
-        Unlike a step, this goes over the whole state and reads from the device; it takes a few steps' time and at most
-        64 MB. Where parameters are spread over ranks, it is of the whole model, and all ranks call this together.
+        Unlike a step, this goes over the whole state and reads from the device; it takes the time of a few steps and at
+        most 64 MB. If parameters are sharded over ranks, it covers the whole model, and all ranks must call it.
 
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
@@ -174,25 +171,24 @@ class DelayedOptimizer(RuleOptimizer):
         gamma = 1.0
         if self._normalised:
             gamma = rules[0].gamma(next(iter(Norm().totals(params, rules).values()))).item()
-        return diagnostics(params, rules, gamma, self._spread())
+        return diagnostics(params, rules, gamma, self._find_sharding())
 
 
 class DelayedAdam(DelayedOptimizer):
-    r"""Delayed Adam: Adam whose rates come from the past alone (the paper's Algorithm 1).
+    """Delayed Adam: Adam whose rates come only from past gradients (the paper's Algorithm 1).
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        w_{t+1} &= w_t - \alpha \, m_t / (\sqrt{v_{t-1}} + \epsilon) \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        w_{t+1} = w_t - lr m_t / (sqrt(v_{t-1}) + eps)
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
-    Swapping the last two lines gives Adam back. Since the rates do not depend on the current sample,
+    Swapping the last two lines gives Adam. Since the rates do not depend on the current sample,
     it converges as SGD does, where Adam may not. But a coordinate that has had no gradient yet has the rate
     lr / eps, and its first gradient moves it that far: with embeddings, sparse inputs or dead units use
-    ``active_only=True``, or a larger eps. And a gradient far larger than all before it is divided by the old, small
-    size, so that even a second step may be huge: ``clip_update=1`` bounds every move by lr, with AdamW-like results.
+    ``active_only=True``, or a larger eps. A gradient far larger than all before it is divided by the old, small
+    size, so even a second step may be huge: ``clip_update=1`` bounds every move by lr, with AdamW-like results.
 
-    Args are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
-    ``process_group`` is not needed. With ``bias_correction=False`` the first step is one of lr / eps.
+    The arguments are those of :class:`AvaGrad`, without ``norm``. ``lr`` and ``eps`` mean what they mean in Adam;
+    ``process_group`` is not needed. With ``bias_correction=False`` the first step has the size lr / eps.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = DelayedAdam([w], lr=0.01)
@@ -235,47 +231,46 @@ class DelayedAdam(DelayedOptimizer):
 
 
 class AvaGrad(DelayedOptimizer):
-    r"""AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
+    """AvaGrad: Delayed Adam, its rates divided by their root mean square (the paper's Algorithm 2).
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        \eta_t &= 1 / (\sqrt{v_{t-1}} + \epsilon) \\
-        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\lVert \eta_t / \sqrt{d} \rVert_2} \, m_t \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        eta_t   = 1 / (sqrt(v_{t-1}) + eps)
+        w_{t+1} = w_t - lr eta_t / RMS(eta_t) m_t
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
     The norm runs over all parameters of all groups, whether or not they have a gradient in this step.
     It makes ``lr`` and ``eps`` (nearly) independent, so that they can be searched one after the other.
 
     Args:
         params: parameters or named parameters to optimize, or dicts that define parameter groups.
-        lr: the learning rate alpha; a number or a tensor of one element. It is of the size of SGD's (divided by
-            1 - momentum), not of Adam's.
+        lr: the learning rate alpha; a number or a tensor of one element. It is on SGD's scale (divided by
+            1 - momentum), not Adam's.
         betas: the decay of the two moments.
-        eps: how adaptive the method is: small as Adam, large as SGD; from 1e-15 to 1e15.
+        eps: how adaptive the method is: like Adam if small, like SGD if large; from 1e-15 to 1e15.
         weight_decay: added to the gradient, times the parameter (L2). :class:`AvaGradW` decouples it.
         bias_correction: divide the moments by 1 - beta^t. The first gradient of a parameter then only
             fills its moments, because there is no earlier one to take rates from. False is the paper's
-            box to the letter.
+            algorithm as printed.
         norm: 2 for the root mean square of the rates (the paper), 1 for their mean, in which a few huge
             rates count far less. Beyond the paper.
         active_only: coordinates that have never had a gradient other than 0 do not move, and do not count in
             the norm. Beyond the paper.
-        clip_update: take no more of a coordinate's momentum than this multiple of the usual size of its gradient, the
-            root of the second moment; None takes all. Coordinates without a second moment then do not move. Beyond
-            the paper; not with ``bias_correction=False``.
-        maximize: go up instead of down.
-        rounding: how bfloat16 and float16 parameters take their updates, which are worked out in float32:
+        clip_update: clamp a coordinate's momentum to this multiple of the typical size of its gradient, the root of
+            the second moment; None is no clamp. With a clamp, coordinates without a second moment do not move.
+            Beyond the paper; not with ``bias_correction=False``.
+        maximize: maximize the objective instead of minimizing it.
+        rounding: how updates, which are computed in float32, are rounded to bfloat16 and float16 parameters:
             ``"nearest"``; ``"stochastic"``, up or down at random so that the mean is right; or ``"kahan"``, which
-            keeps what is cut off in a state tensor of the parameter's size and adds it next time. Only the last
+            keeps the rounding error in a state tensor of the parameter's size and adds it next time. Only the last
             two keep such parameters learning when updates become small.
-        rounding_seed: for stochastic rounding; its random bits depend on it, on the step and on the place of the
-            element alone.
+        rounding_seed: seed of stochastic rounding; the random bits depend only on it, on the step and on the
+            position of the element.
         foreach: use the foreach implementation; None chooses as torch.optim does. Its temporaries take at most
-            some hundred megabytes, whatever the size of the model.
+            a few hundred megabytes, whatever the size of the model.
         capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        fused: take the whole step in one pass over memory: on CUDA by Triton, on a CPU by native code. None does so
-            where it can. Parameters may be float32, bfloat16, float16 and, on a CPU, float64.
-        process_group: the ranks over which parameters are spread that do not say so themselves: FSDP1's with
+        fused: take the whole step in one pass over memory: by Triton on CUDA, by native code on a CPU. None does so
+            where possible. Parameters may be float32, bfloat16, float16 and, on a CPU, float64.
+        process_group: the ranks over which parameters are sharded that carry no placement themselves: FSDP1's with
             use_orig_params, ZeroRedundancyOptimizer's, DeepSpeed's. DTensors (fully_shard, tensor parallel) need none.
             It is an attribute, and not part of a saved, pickled or copied optimizer.
 
@@ -322,11 +317,11 @@ class AvaGrad(DelayedOptimizer):
 
 
 class AvaGradW(AvaGrad):
-    r"""AvaGrad with decoupled weight decay, as AdamW is to Adam.
+    """AvaGrad with decoupled weight decay, as AdamW is to Adam.
 
     Instead of entering the gradient, the decay shrinks the parameter by ``1 - lr * weight_decay`` at
-    each step (with bias correction: each step after a parameter's first). All else, arguments
-    included, is :class:`AvaGrad`'s.
+    each step (with bias correction: each step after a parameter's first). Everything else, including
+    the arguments, is as in :class:`AvaGrad`.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = AvaGradW([w], lr=0.1, weight_decay=0.01)

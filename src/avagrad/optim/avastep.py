@@ -1,4 +1,4 @@
-"""AvaStep: steps of a known size. The delayed rule, of which it is a form, is in :mod:`avagrad.optim.rules`."""
+"""AvaStep: steps of a known size. It is a form of the delayed rule in :mod:`avagrad.optim.rules`."""
 
 from typing import Any, ClassVar
 
@@ -13,28 +13,28 @@ __all__ = ["AvaStep"]
 
 
 class AvaStep(DelayedOptimizer):
-    r"""AvaStep: steps of a known size. Its ``lr`` is Adam's, and means the same at every ``eps``. Beyond the paper.
+    """AvaStep: steps of a known size. Its ``lr`` is Adam's, and means the same at every ``eps``. Beyond the paper.
 
-    .. math::
-        m_t &= \beta_1 m_{t-1} + (1 - \beta_1) g_t \\
-        r_t &= \sqrt{v_{t-1} / (1 - \beta_2^{t-1})}, \quad \eta_t = 1 / (r_t + \epsilon) \\
-        w_{t+1} &= w_t - \alpha \, \frac{\eta_t}{\mathrm{RMS}(\eta_t r_t)} \,
-            \mathrm{clamp}\bigl(m_t / (1 - \beta_1^t), -c \, r_t, c \, r_t\bigr) \\
-        v_t &= \beta_2 v_{t-1} + (1 - \beta_2) g_t^2
+        m_t     = beta1 m_{t-1} + (1 - beta1) g_t
+        r_t     = sqrt(v_{t-1} / (1 - beta2^(t-1)))
+        eta_t   = 1 / (r_t + eps)
+        w_{t+1} = w_t - lr eta_t / RMS(eta_t r_t) clamp(m_t / (1 - beta1^t), -c r_t, c r_t)
+        v_t     = beta2 v_{t-1} + (1 - beta2) g_t^2
 
     Where AvaGrad normalises the rates, AvaStep normalises the step that they are predicted to make. The root mean
     square of a step is at most c lr, whatever the gradient (with ``norm=2``; weight decay aside). A small eps gives
     Delayed Adam, a large one SGD with momentum and normalised gradients. A coordinate that has had no gradient other
-    than 0 does not move, and does not count. No gradient is taken as larger than 1e18. With ``clip_update=None``
+    than 0 does not move, and does not count. Gradients are clamped to 1e18. With ``clip_update=None``
     Theorem 2 of the paper holds; with a clamp it does not.
 
-    Args are those of :class:`AvaGrad`, without ``bias_correction`` and ``active_only``, which are on, and with:
-        lr: the learning rate, of the size of Adam's, with its schedules and warm-up.
+    All arguments but these are those of :class:`AvaGrad`; ``bias_correction`` and ``active_only`` are always on.
+
+    Args:
+        lr: the learning rate, on Adam's scale, with the same schedules and warm-up.
         norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
         clip_update: c; None is no clamp.
-        clip_moment: take a gradient as no larger than this multiple of r_t; None takes it as it is. With a number, one
-            bad batch does not slow down the steps after it; but coordinates that rarely have a gradient lose their
-            second moment.
+        clip_moment: clamp gradients to this multiple of r_t; None is no clamp. With a number, one bad batch does not
+            slow down the steps after it; but coordinates that rarely have a gradient lose their second moment.
         decoupled_weight_decay: decay as in AdamW; False adds it to the gradient, as in Adam.
 
     >>> import torch
@@ -47,7 +47,7 @@ class AvaStep(DelayedOptimizer):
     tensor([ 0.9800, -1.9800])
     """
 
-    _lr_is = "lr is that of Adam here, usually 1e-4 to 1e-2"
+    _lr_hint = "lr is on Adam's scale here, usually 1e-4 to 1e-2"
     _decoupled = None
     _needs_finite_state = True
     _own_keys = ("norm_of", "clip_update", "clip_moment")
@@ -83,11 +83,11 @@ class AvaStep(DelayedOptimizer):
         super().__init__(params, defaults, process_group)
 
     def _adopted(self, group: Group) -> Group:
-        """Take over what means the same in Adam and AdamW; their eps only where it was chosen."""
+        """Return the values that mean the same in Adam and AdamW; their eps only if it is not the default."""
         if "amsgrad" not in group:
             return {}
         keys = ["lr", "initial_lr", "betas", *(["eps"] if group.get("eps") != 1e-8 else [])]
-        if "decoupled_weight_decay" in group:  # which tells Adam from AdamW
+        if "decoupled_weight_decay" in group:  # distinguishes Adam from AdamW
             keys += ["weight_decay", "decoupled_weight_decay"]
         rest = ("", lambda value: True)
         return {key: group[key] for key in keys if key in group and self._allowed.get(key, rest)[1](group[key])}

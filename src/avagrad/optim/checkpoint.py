@@ -1,4 +1,4 @@
-"""Loading a state: to the bit, from other optimizers too, and nothing is changed if it does not fit."""
+"""Loading a state: exact to the bit, also from other optimizers; nothing changes if it does not fit."""
 
 import warnings
 from collections.abc import Callable
@@ -18,17 +18,17 @@ __all__ = ["load_state_dict"]
 
 
 def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
-    """Have torch's ``load`` take a state, and correct what it does to dtypes."""
+    """Load a state by torch's ``load``, and undo its casts of dtypes."""
     fitting: StateDict = {}
 
     def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
         fitting.update(_fitting(opt, loaded))
         if opt._in_backward is not None:
-            opt._in_backward.end()  # what backward has begun is over
+            opt._in_backward.end()  # drops the step that backward has begun
         return fitting
 
-    def take_again(_: Optimizer) -> None:
-        """Take the values again: by now torch has cast every moment to its parameter's dtype."""
+    def restore_dtypes(_: Optimizer) -> None:
+        """Copy the values again: torch has cast every moment to its parameter's dtype."""
         for saved_id, p, group in _matched(opt, fitting):
             for key, value in fitting["state"].get(saved_id, {}).items():
                 if key == "step":
@@ -42,44 +42,42 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
                     dtype = p.dtype if key == "compensation" else moment_dtype(p.dtype)
                     opt.state[p][key] = value.to(device=p.device, dtype=dtype, copy=True)
 
-    # After the user's own hooks have made of the state what they like, and before they see the result.
+    # After the user's own pre-hooks have changed the state, and before their post-hooks see the result.
     handles = (
         opt.register_load_state_dict_pre_hook(adapt),
-        opt.register_load_state_dict_post_hook(take_again, prepend=True),
+        opt.register_load_state_dict_post_hook(restore_dtypes, prepend=True),
     )
     try:
         load(state_dict)
     finally:
         for handle in handles:
             handle.remove()
-    _warn_of_another(opt, state_dict["param_groups"])
+    _warn_foreign(opt, state_dict["param_groups"])
 
 
-def _warn_of_another(opt: "RuleOptimizer", groups: list[Group]) -> None:
-    """Say what was taken of another optimizer's state."""
+def _warn_foreign(opt: "RuleOptimizer", groups: list[Group]) -> None:
+    """Warn about what was loaded from another optimizer's state."""
     reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
     if not reasons:
         return
     adopted = [item for group in groups for item in opt._adopted(group).items()]
     also = "".join(f", {key}={value!r}" for key, value in dict(adopted).items())
-    lr = (
-        " A scheduler whose state is loaded, too, brings that optimizer's lr back: make a new one, or set its base_lrs."
-    )
+    lr = " Loading a scheduler's state as well restores that optimizer's lr: make a new scheduler, or set its base_lrs."
     warnings.warn(
-        f"{type(opt).__name__}: the loaded state is another optimizer's ({reasons[0]}). Its moments and step counts"
-        f"{also} are taken; all other hyper-parameters stay as they are.{'' if adopted else lr}",
+        f"{type(opt).__name__}: the loaded state is from another optimizer ({reasons[0]}). Its moments and step counts"
+        f"{also} are loaded; all other hyper-parameters are kept.{'' if adopted else lr}",
         stacklevel=4,
     )
 
 
 def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
-    """Return ``loaded`` with our hyper-parameters where it has none, or refuse what does not fit."""
+    """Return ``loaded`` with missing hyper-parameters filled in, or reject it if it does not fit."""
     groups = loaded["param_groups"]
     saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, opt.param_groups))
     if saved_sizes != sizes:
         raise ValueError(
-            f"{type(opt).__name__}: the loaded state has {saved_sizes} parameters in its groups, but must have {sizes} "
-            "as here: make the optimizer with the same groups."
+            f"{type(opt).__name__}: the loaded state has {saved_sizes} parameters in its groups, but must have {sizes}"
+            ": make the optimizer with the same groups."
         )
     foreign = any(opt._foreign_reason(group) for group in groups)
     if foreign:
@@ -100,7 +98,7 @@ def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
 def _fitting_state(
     opt: "RuleOptimizer", p: Tensor, group: Group, values: dict[str, Any], foreign: bool
 ) -> dict[str, Any]:
-    """Return the state of one parameter, or refuse it."""
+    """Return the state of one parameter, or reject it."""
     owner, about = type(opt).__name__, f"of a parameter of shape {tuple(p.shape)}"
     wanted = {"step": False, **opt._state_tensors(group)}
     if lacking := [key for key in wanted if values.get(key) is None]:
@@ -108,7 +106,7 @@ def _fitting_state(
             f"{owner}: the loaded state {about} has no {', '.join(lacking)}, but must have {', '.join(wanted)}."
         )
     values = {key: values[key] for key in wanted} if foreign else dict(values)
-    if isinstance(values["step"], (int, float)):  # as older versions of torch count
+    if isinstance(values["step"], (int, float)):  # in older versions of torch
         values["step"] = torch.tensor(float(values["step"]), dtype=torch.float32)
     for key, has_shape_of_p in {**wanted, "compensation": True}.items():
         if key not in values:
@@ -121,19 +119,19 @@ def _fitting_state(
                 f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {shape}, for a "
                 f"parameter of shape {tuple(p.shape)}."
             )
-        _refuse_bad_numbers(f"{owner}: the loaded {key} {about}", key, value, finite=opt._needs_finite_state)
+        _reject_bad_numbers(f"{owner}: the loaded {key} {about}", key, value, finite=opt._needs_finite_state)
     return values
 
 
 @torch.no_grad()
-def _refuse_bad_numbers(what: str, key: str, value: Tensor, *, finite: bool) -> None:
+def _reject_bad_numbers(what: str, key: str, value: Tensor, *, finite: bool) -> None:
     value = local_part(value)
     if not value.numel() or value.is_meta or type(value) not in (Tensor, torch.nn.Parameter):
-        return  # there are no numbers to see
+        return  # it has no values to check
     if value.isnan().any():
-        raise ValueError(f"{what} holds a NaN, but must hold numbers: it is of a training that has failed.")
+        raise ValueError(f"{what} holds a NaN, but must hold numbers: it is from a training that has failed.")
     if finite and value.isinf().any():
-        raise ValueError(f"{what} holds an infinity, but must hold finite numbers: the norm over all of them needs it.")
+        raise ValueError(f"{what} holds an infinity, but must hold finite numbers: the norm runs over all of them.")
     if (key == "step" or key.endswith("_sq")) and (value < 0).any():
         raise ValueError(f"{what} holds {value.min().item():g}, but must hold numbers of at least 0.")
 

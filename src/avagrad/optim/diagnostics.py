@@ -1,7 +1,7 @@
-"""Numbers about the next step, for logging. One pass over the state, a block at a time.
+"""Numbers about the next step, for logging. One pass over the state, one block at a time.
 
 Everything is a sum over coordinates: histograms and a few numbers, in one row of a table for each set of ranks that
-add it up (:mod:`avagrad.optim.sharding`). So the numbers are of the whole model, however it is spread.
+adds them up (:mod:`avagrad.optim.sharding`). So the numbers cover the whole model, however it is sharded.
 """
 
 import itertools
@@ -18,8 +18,8 @@ from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
 
-SIZE, CPU_SIZE = 2**20, 2**19  # coordinates taken at a time: bounds the memory; on a CPU, to stay in its caches
-_BINS = 2**15  # of the positive float32 numbers, by their first 15 bits: a bin is 0.8 % wide
+SIZE, CPU_SIZE = 2**20, 2**19  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
+_BINS = 2**15  # of positive float32 numbers, by their first 15 bits: a bin is 0.8 % wide
 _NUMBERS = 6
 
 
@@ -55,7 +55,7 @@ def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float, sharding
 
 
 def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.device) -> Tensor:
-    """Return the histograms of lr eta and of what gamma normalises, and the numbers; gamma is left out."""
+    """Return the histograms of lr eta and of what gamma normalises, and the numbers, all without gamma."""
     sizes = torch.zeros(_BINS, dtype=torch.int64, device=device)
     numbers = torch.zeros(_NUMBERS, dtype=torch.float64, device=device)
     for view in views:
@@ -68,7 +68,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
                 numbers[3] += 0 if kept is m_hat else torch.count_nonzero(kept - m_hat)
                 for i, move in ((4, eta * r), (5, eta * kept)):
                     numbers[i] += torch.dot(move.flatten(), move.flatten())
-    # Each bin goes as a whole to where the rule takes its middle.
+    # The rule maps each bin as a whole, by its middle.
     many, middle, lr = sizes.to(device="cpu", dtype=torch.float64), _VALUES.clone(), float(rule.lr)
     middle[0] = 0.0
     eta = rule.rates(middle, step)
@@ -85,7 +85,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
 
 
 def _bins(x: Tensor) -> Tensor:
-    """Return for each element the number of its bin; 0 is in bin 0."""
+    """Return the bin of each element; 0 is in bin 0."""
     return (x.float().contiguous().view(torch.int32).flatten() >> 16) & (_BINS - 1)  # a NaN may have a sign
 
 

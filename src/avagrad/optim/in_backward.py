@@ -1,7 +1,7 @@
-"""Stepping inside backward: each parameter moves as soon as its gradient is complete, and the gradient is freed.
+"""Steps inside backward: each parameter moves as soon as its gradient is complete, and the gradient is freed.
 
 Gradients then never exist all at once. For the delayed family this is exact, since the rates and their norm come from
-the past and are known before backward begins.
+past gradients and are known before backward begins.
 """
 
 import threading
@@ -20,7 +20,7 @@ __all__ = ["StepInBackward"]
 
 
 class StepInBackward:
-    """What :meth:`RuleOptimizer.step_in_backward` returns: a context in which backward takes the steps.
+    """The context of :meth:`RuleOptimizer.step_in_backward`: inside it backward takes the steps.
 
     The first gradient of a backward begins a :class:`Step`, and ``optimizer.step()`` ends it.
     """
@@ -30,8 +30,8 @@ class StepInBackward:
         self._is_entered = False
         self._handles: list[Any] = []
         self._lock = threading.Lock()  # backward has a thread for each device
-        self._step: Step | None = None  # the one under way, and
-        self._task = -1  # the backward that has begun it
+        self._step: Step | None = None  # the current one, and
+        self._task = -1  # the backward that began it
         self._moved: set[int] = set()
         self._watched: dict[int, Tensor] = {}
 
@@ -40,13 +40,13 @@ class StepInBackward:
         if self._is_entered or (other is not None and other is not self and other._is_entered):
             raise RuntimeError(
                 f"{self._owner}: step_in_backward() is entered while another one of this optimizer is in use or waits "
-                "for its step(): leave that one first."
+                "for its step(): exit that one first."
             )
         for p in (p for group in self._opt.param_groups for p in group["params"]):
             if is_dtensor(p):
                 raise ValueError(
                     f"{self._owner}: a parameter of shape {tuple(p.shape)} is a DTensor, but must be a plain tensor "
-                    "for step_in_backward(): fully_shard puts gradients into place itself, without hooks. Use step()."
+                    "for step_in_backward(): fully_shard sets gradients itself, without hooks. Use step()."
                 )
         self._opt._in_backward, self._is_entered = self, True
         for group in self._opt.param_groups:
@@ -54,7 +54,7 @@ class StepInBackward:
         return self
 
     def watch(self, params: list[Tensor]) -> None:
-        """Move these parameters, too, when their gradients are complete."""
+        """Also move these parameters when their gradients are complete."""
         if not self._is_entered:
             return
         for p in params:
@@ -69,9 +69,9 @@ class StepInBackward:
         if error is not None:
             try:
                 self.end()
-            except Exception:  # the user's own error is the one to see
+            except Exception:  # the user's own error is the one to show
                 self._opt.refresh()
-        if self._step is None:  # else step() is still to come
+        if self._step is None:  # else step() will end it
             self._opt._in_backward, self._is_entered = None, False
 
     @torch.no_grad()
@@ -80,18 +80,18 @@ class StepInBackward:
             task = torch._C._current_graph_task_id()
             if p.grad is None:
                 raise RuntimeError(
-                    f"{self._owner}: a gradient of shape {tuple(p.shape)} is gone before this optimizer has seen it: "
-                    "a hook of yours or another step_in_backward() has taken it; a parameter can be in one only."
+                    f"{self._owner}: a gradient of shape {tuple(p.shape)} was freed before this optimizer could use "
+                    "it, by a hook of yours or another step_in_backward(): a parameter can be in one only."
                 )
             step = self._step
             if step is None:
                 step, self._task = self._begin(), task
             elif self._task != task:
-                p.grad = None  # so that step() can close what was begun
+                p.grad = None  # so that step() can end the step
                 raise RuntimeError(
                     f"{self._owner}: a second backward() before step(), but inside step_in_backward() the first one "
                     "has already moved the parameters: call step() after each backward(), also after one that failed; "
-                    "to accumulate, add up the losses or leave the context; for checkpointing, use_reentrant=False."
+                    "to accumulate, add up the losses or exit the context; for checkpointing, use_reentrant=False."
                 )
             step.move_one(p)
             self._moved.add(id(p))
@@ -104,7 +104,7 @@ class StepInBackward:
         return step
 
     def close(self, closure: object) -> bool:
-        """End the step that backward has begun; False if there is none. Called by ``step()``."""
+        """End the step that backward began; return False if there is none. Called by ``step()``."""
         opt = self._opt
         if not self._is_entered:
             opt._in_backward = None
@@ -114,16 +114,16 @@ class StepInBackward:
             )
         if closure is not None:
             raise RuntimeError(
-                f"{self._owner}: step() is given a closure, but inside step_in_backward() a step is taken by the one "
-                "backward() before it: call backward() yourself and step() without a closure, or leave the context."
+                f"{self._owner}: step() has a closure, but inside step_in_backward() the step is taken by the one "
+                "backward() before it: call backward() yourself and step() without a closure, or exit the context."
             )
         if getattr(opt, "grad_scale", None) is not None or getattr(opt, "found_inf", None) is not None:
-            for name in ("grad_scale", "found_inf"):  # which the scaler takes back after a step that succeeds
+            for name in ("grad_scale", "found_inf"):  # the scaler removes them only after a step that succeeds
                 opt.__dict__.pop(name, None)
             raise RuntimeError(
                 f"{self._owner}: step() is called by a GradScaler, but inside step_in_backward() the parameters have "
-                "already moved, by gradients that were still scaled: go back to the last checkpoint, and use bfloat16 "
-                "without a scaler, or leave the context."
+                "already moved, by gradients that were still scaled: load the last checkpoint, and use bfloat16 "
+                "without a scaler, or exit the context."
             )
         left = [p for group in opt.param_groups for p in group["params"] if p.grad is not None]
         if self._step is None and not left:
@@ -131,10 +131,10 @@ class StepInBackward:
         step = self._step or self._begin()
         if any(id(p) in self._moved for p in left):
             raise RuntimeError(
-                f"{self._owner}: a parameter that backward has already moved has a gradient again, by hand or by a "
-                "backward() that no step() has closed: close it by zero_grad() and step()."
+                f"{self._owner}: a parameter that backward has already moved has a gradient again, set by hand or by a "
+                "second backward() before step(): call zero_grad() and step()."
             )
-        for p in left:  # thawed since then, or with gradients from elsewhere
+        for p in left:  # unfrozen since then, or with gradients from elsewhere
             step.move_one(p)
             p.grad = None
         self.end()
@@ -146,7 +146,7 @@ class StepInBackward:
         return True
 
     def end(self) -> None:
-        """End the step that backward has begun, if there is one, with what has moved so far."""
+        """End the step that backward began, if there is one; parameters that have not moved stay."""
         if self._step is not None:
             step, self._step, self._moved = self._step, None, set()
             step.end()

@@ -1,12 +1,12 @@
-"""Norm: the sum over all rates that gamma comes from, kept from the end of one step for the next.
+"""Norm: the sum over all rates that gamma is computed from, kept from the end of one step for the next.
 
 gamma_t is a function of the state (``step``, ``exp_avg_sq``) and of the groups' hyper-parameters, not of this step's
-gradients. So the sum for the next step is known when a step ends. Where parameters are spread over ranks, its
-all-reduce is started then, and awaited when the next step begins, behind a whole forward and backward pass.
+gradients. So the sum for the next step is known when a step ends. If parameters are sharded over ranks, its
+all-reduce starts then, overlaps with a whole forward and backward pass, and is awaited when the next step begins.
 
-Every rank takes part in every step, with or without gradients. A step that finds no all-reduce under way (the first,
-or the first after a state was loaded or a hyper-parameter of the rates was changed, which all ranks do together)
-starts it itself, and waits.
+Every rank joins in every step, with or without gradients. A step without a pending all-reduce (the first, or the
+first after a state was loaded or a hyper-parameter of the rates was changed, which all ranks do together) starts one
+and waits.
 """
 
 import time
@@ -23,29 +23,29 @@ from avagrad.optim.sharding import Sharding
 
 __all__ = ["Norm"]
 
-_PATIENCE = 5.0  # seconds to wait for an all-reduce that no step will await
+_WAIT_SECONDS = 5.0  # for an all-reduce that no step will await
 
 
 class Norm:
-    """The sums of one optimizer. It alone knows when they are stale."""
+    """The sums of one optimizer. Only this class knows when they are stale."""
 
     def __init__(self) -> None:
         self._params: Params | None = None  # the snapshot and
         self._key: list[Any] = []  # the hyper-parameters that the sums were made with
         self._totals: dict[torch.device, Tensor] = {}  # written in place: a CUDA graph reads them at each replay
         self._all_reduce: _AllReduce | None = None
-        # Where sharded: a snapshot, and which rows of its sums are counted where.
+        # If sharded: a snapshot, and which rows of its sums go into which row of the table.
         self._rows: tuple[Params, list[dict[torch.device, Tensor]]] | None = None
 
     def invalidate(self) -> None:
-        """Have the sums taken again when the next step begins; with sharding all ranks call this together."""
+        """Recompute the sums when the next step begins; with sharding all ranks call this together."""
         self._params = self._rows = None
         if self._all_reduce is not None:
             self._all_reduce.wait()
         self._all_reduce = None
 
     def totals(self, params: Params, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return on each device the sum of eta^p over everything that counts, and how many that are."""
+        """Return on each device the sum of eta^p over all coordinates that count, and their number."""
         key = [rule.norm_key for rule in rules]
         sums: list[dict[torch.device, Tensor]] | None = None
         if self._params is not params or self._key != key:
@@ -65,7 +65,7 @@ class Norm:
         return {device: self._total(device) for device in devices}
 
     def accept(self, params: Params, rules: Sequence[Rule]) -> None:
-        """Take the sums that a step has left for the next one."""
+        """Collect the sums for the next step at the end of a step."""
         sums = [backend.next_sums(rules) for backend in params.backends]
         if params.sharding is None:
             self._add_up(params.devices or [torch.device("cpu")], sums)
@@ -73,8 +73,8 @@ class Norm:
         if self._all_reduce is not None:
             self._all_reduce.wait()
         self._all_reduce = None
-        # Where parameters count before their first gradient, one may be frozen or thawed before the next step, on one
-        # rank maybe: then the sums are taken when that step begins.
+        # If parameters count before their first gradient, one may be frozen or unfrozen before the next step, maybe on
+        # one rank only. So the sums are computed when that step begins.
         if not any(rule.counts_from_start for rule in rules):
             self._all_reduce = _AllReduce(params.sharding, self._table(params, params.sharding, sums), self._key)
 
@@ -89,17 +89,17 @@ class Norm:
 
     def _store(self, devices: Sequence[torch.device], total: Tensor) -> None:
         for device in devices:
-            # A copy to the CPU must have arrived when it is read; other devices keep the order themselves.
+            # A copy to the CPU must be complete before it is read; other devices keep the order themselves.
             self._total(device).copy_(total, non_blocking=device.type != "cpu")
 
     def _total(self, device: torch.device) -> Tensor:
         if device not in self._totals:
-            with torch.inference_mode(mode=False):  # it is written to outside of it, too
+            with torch.inference_mode(mode=False):  # it is also written to outside of it
                 self._totals[device] = torch.zeros(2, dtype=scalar_dtype(device), device=device)
         return self._totals[device]
 
     def _table(self, params: Params, sharding: Sharding, sums: Sequence[dict[torch.device, Tensor]]) -> Tensor:
-        """Return what this rank has counted, in a row for each set of ranks that add it up."""
+        """Return this rank's sums, with one row for each set of ranks that adds them up."""
         home = (params.devices or [sharding.device])[0]
         if self._rows is None or self._rows[0] is not params:
             self._rows = params, [_rows_of(backend, sharding) for backend in params.backends]
@@ -111,7 +111,7 @@ class Norm:
 
 
 class _AllReduce:
-    """The sums of all ranks, under way or there."""
+    """The all-reduced sums of all ranks, pending or complete."""
 
     def __init__(self, sharding: Sharding, table: Tensor, key: list[Any]) -> None:
         self.key, self._table = key, table
@@ -119,7 +119,7 @@ class _AllReduce:
         weakref.finalize(self, _await_end, self._works)
 
     def wait(self) -> Tensor:
-        """Return the sums over everything."""
+        """Return the total over all ranks."""
         for work in self._works:
             work.wait()
         self._works.clear()
@@ -127,11 +127,11 @@ class _AllReduce:
 
 
 def _await_end(works: list[Any]) -> None:
-    """Wait for what no step has awaited, though not for ranks that are gone.
+    """Wait a limited time for an all-reduce that no step has awaited: other ranks may be gone.
 
-    A process must not end while a thread of its process group is still at it.
+    A process must not exit while a thread of its process group is still working.
     """
-    until = time.monotonic() + _PATIENCE
+    until = time.monotonic() + _WAIT_SECONDS
     for work in works:
         while time.monotonic() < until and not work.is_completed():
             time.sleep(0.001)
@@ -149,5 +149,5 @@ def _rows_of(backend: Any, sharding: Sharding) -> dict[torch.device, Tensor]:
 
 
 def _one_by_one(rows: Tensor) -> Tensor:
-    """Return the sum of the rows, added one after the other: rows of 0 then change no bit."""
+    """Return the sum of the rows, added in order: rows of 0 then change no bit."""
     return rows.cumsum(0)[-1] if len(rows) else rows.sum(0)

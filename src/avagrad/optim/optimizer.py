@@ -1,4 +1,4 @@
-"""What all our optimizers share as torch optimizers: arguments, groups, states, ``step()``."""
+"""The base class of all our optimizers: arguments, groups, states, ``step()``."""
 
 import inspect
 import itertools
@@ -26,26 +26,26 @@ from avagrad.optim.step import Step
 
 __all__ = ["RuleOptimizer"]
 
-_MOST_DECAY = 0.05  # of a weight in one step, without a warning
+_MAX_DECAY = 0.05  # fraction of a weight in one step; above it there is a warning
 
 
 class RuleOptimizer(Optimizer):
     """A torch optimizer that runs a rule of :mod:`avagrad.optim.rules`.
 
-    A subclass says which rule it runs (``_rule_class``) and which tensors its state holds (``_state_tensors``).
-    Beside what torch keeps there are three objects: the last snapshot of the parameters, the norm, and the context
-    in which backward takes the steps. None of them is saved, and all can be made again from groups and state.
+    A subclass sets the rule (``_rule_class``) and the tensors of its state (``_state_tensors``). Besides torch's
+    attributes there are three objects: the last snapshot of the parameters, the norm, and the context of
+    ``step_in_backward()``. None of them is saved; all can be rebuilt from groups and state.
     """
 
     _rule_class: ClassVar[type[Rule]]
     _allowed: ClassVar[Allowed] = ALLOWED
-    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are checked again when they have changed
-    # A checkpoint whose groups lack one of these is another optimizer's (torch.optim.Adam's, say).
+    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are validated again when they have changed
+    # A checkpoint whose groups lack one of these is from another optimizer, such as torch.optim.Adam.
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
-    _needs_finite_state: ClassVar[bool] = False  # else an infinite second moment is one that stands still
+    _needs_finite_state: ClassVar[bool] = False  # else a coordinate with an infinite second moment just does not move
 
-    _lr_is: ClassVar[str] = "Mind that lr multiplies the decay"
+    _lr_hint: ClassVar[str] = "Note that lr multiplies the decay"
     _has_warned_of_decay = False
 
     _params: Params | None = None
@@ -58,55 +58,55 @@ class RuleOptimizer(Optimizer):
         self._norm = Norm()
         super().__init__(params, defaults)
 
-    # --- what a subclass says ---
+    # --- what a subclass sets ---
 
     @abstractmethod
     def _state_tensors(self, group: Group) -> dict[str, bool]:
-        """Name the tensors of a parameter's state beside ``step``: True for its shape, False for a scalar."""
+        """Name the tensors of a parameter's state besides ``step``: True for its shape, False for a scalar."""
 
     def _foreign_reason(self, group: Group) -> str | None:
-        """Say why a saved group is another optimizer's; None if it is ours."""
+        """Return why a saved group is from another optimizer; None if it is from this class."""
         missing = ", ".join(key for key in self._own_keys if key not in group)
         return f"its groups have no {missing}" if missing else None
 
     def _adopted(self, group: Group) -> Group:
-        """Return what a group of another optimizer has that means the same here."""
+        """Return the values of another optimizer's group that mean the same here."""
         return {}
 
     def _check(self, group: Group) -> None:
-        """Refuse values that one group may not have; keys that are not ours are the user's."""
+        """Reject values that one group may not have; unknown keys are the user's own."""
         check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)
-        self._check_forms(group)
+        self._check_combination(group)
 
-    def _check_forms(self, group: Group) -> None:
-        """Refuse choices of one group that do not go together."""
+    def _check_combination(self, group: Group) -> None:
+        """Reject options of one group that cannot be combined."""
 
     def _check_together(self, groups: Sequence[Group]) -> None:
-        """Refuse groups that do not go together."""
+        """Reject groups that cannot be combined."""
 
     def _sharding(self) -> Sharding | None:
-        """Return how parameters are spread over ranks that step together; None where they are not."""
+        """Return how parameters are sharded over ranks that step together; None if they are not."""
         return None
 
     def _rules(self) -> list[Rule]:
-        """Return the rules that the groups set now."""
+        """Return the rules for the groups as they are now."""
         return [self._rule_class.of({key: group[key] for key in self.defaults}) for group in self.param_groups]
 
     def _warn_of_decay(self, rules: Sequence[Rule]) -> None:
-        """Say once that weight decay destroys the weights: AdamW's, at an lr that is a hundred times larger."""
+        """Warn once if weight decay destroys the weights, as AdamW's value does at an lr a hundred times larger."""
         decay = max((rule.decay for rule in rules), default=0.0)
-        if decay > _MOST_DECAY and not self._has_warned_of_decay:
+        if decay > _MAX_DECAY and not self._has_warned_of_decay:
             self._has_warned_of_decay = True
             warnings.warn(
-                f"{type(self).__name__}: lr * weight_decay is {decay:g}, so that each step takes {100 * decay:.3g} % "
-                f"off every weight. {self._lr_is}.",
+                f"{type(self).__name__}: lr * weight_decay is {decay:g}, so that each step shrinks every weight by "
+                f"{100 * decay:.3g} %. {self._lr_hint}.",
                 stacklevel=9,
             )
 
     # --- groups ---
 
     def add_param_group(self, param_group: Group) -> None:
-        """Add a parameter group, at any time; what it leaves out is taken from the constructor."""
+        """Add a parameter group, at any time; missing values are taken from the constructor."""
         owner = type(self).__name__
         if isinstance(param_group, dict):
             own = {key: plain_number(value) for key, value in param_group.items() if key in self.defaults}
@@ -115,7 +115,7 @@ class RuleOptimizer(Optimizer):
             self._check_together([*self.param_groups, {**self.defaults, **own}])
             if not isinstance(param_group.get("params"), (Tensor, set, type(None))):
                 param_group["params"] = list(param_group["params"])
-                _refuse_duplicates(owner, param_group["params"])
+                _reject_duplicates(owner, param_group["params"])
             param_group.update(own)
         super().add_param_group(param_group)
         try:
@@ -129,13 +129,13 @@ class RuleOptimizer(Optimizer):
             self._in_backward.watch(self.param_groups[-1]["params"])
 
     def _check_params(self, group: Group) -> None:
-        """Refuse parameters that cannot be stepped, or not in the way that is asked for."""
+        """Reject parameters that cannot be optimized, or not with ``fused=True``."""
         owner = type(self).__name__
         for p in group["params"]:
             if p.is_complex():
                 raise ValueError(
-                    f"{owner}: a parameter of shape {tuple(p.shape)} is {p.dtype}, but must be real: keep "
-                    "torch.view_as_real(...) of it as the parameter, and take torch.view_as_complex where it is used."
+                    f"{owner}: a parameter of shape {tuple(p.shape)} is {p.dtype}, but must be real: make "
+                    "torch.view_as_real(...) of it the parameter, and apply torch.view_as_complex where it is used."
                 )
         if group["fused"]:
             reason = "this class has no fused implementation"
@@ -147,10 +147,10 @@ class RuleOptimizer(Optimizer):
 
     @property
     def _step_supports_amp_scaling(self) -> bool:
-        """Whether a GradScaler is to leave unscaling and skipping to the step; torch asks.
+        """Whether a GradScaler leaves unscaling and skipping to ``step()``; read by torch.
 
-        As in torch, where ``fused=True``. Where ranks step together, none of them may be left out because its
-        gradients are not finite. Inside of backward the scaler is to ask, so that it can be refused.
+        True with ``fused=True``, as in torch. Also if parameters are sharded, since no rank may skip the step alone
+        because its gradients are not finite; and inside ``step_in_backward()``, so that a scaler can be rejected.
         """
         fused_here = self._has_kernels and any(group["fused"] for group in self.param_groups)
         return fused_here or self._in_backward is not None or self._sharding() is not None
@@ -163,7 +163,7 @@ class RuleOptimizer(Optimizer):
         With ``expanded`` it takes no memory, and can only be read.
         """
         dtype, lr = moment_dtype(p.dtype), group["lr"]
-        # On the host unless it meets something on a device; from a value, which tools that use fake tensors read.
+        # On the host unless something on a device needs it; made from a value, which tools with fake tensors read.
         on_device = group["capturable"] or (isinstance(lr, Tensor) and lr.device.type != "cpu")
         zero = torch.zeros((), dtype=dtype, device=p.device)
         state = {"step": zero.float() if on_device else torch.tensor(0.0, dtype=torch.float32, device="cpu")}
@@ -175,10 +175,10 @@ class RuleOptimizer(Optimizer):
         return state
 
     def _make_states(self, rules: Sequence[Rule], *, in_backward: bool = False) -> None:
-        """Make the states that a step needs, and bring those that there are into the form that backends read.
+        """Make the states that a step needs, and convert existing ones to the layout that backends read.
 
-        A parameter gets its state with its first gradient. When backward takes the step, it is not known which will
-        have one: then all that require a gradient get theirs.
+        A parameter gets its state with its first gradient. When backward takes the step, it is not known which
+        parameters will have one, so all that require a gradient get a state.
         """
         for group, rule in zip(self.param_groups, rules, strict=True):
             early = in_backward or rule.counts_from_start
@@ -200,48 +200,48 @@ class RuleOptimizer(Optimizer):
                     found = f"has the size {tuple(state[key].shape)}, but must have the same"
                 raise RuntimeError(
                     f"{type(self).__name__}: the {key} of a parameter of size {tuple(p.shape)} {found}: give a changed "
-                    "parameter or group a fitting state, or delete the state."
+                    "parameter or group a matching state, or delete the state."
                 )
         if group.get("rounding") != "kahan" or not is_half(p.dtype):
-            state.pop("compensation", None)  # what was cut off then is not to be added one day
+            state.pop("compensation", None)  # an old rounding error must not be added later
         elif "compensation" not in state:
             state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
         if for_kernels:
             fused.lay_out(p, state, {**dict.fromkeys(keys, moment_dtype(p.dtype)), "compensation": p.dtype})
 
     def _join(self, p: Tensor, rules: Sequence[Rule]) -> ParamView | None:
-        """Return the view of a parameter that has joined during a step, with a new state; None if it is not ours."""
+        """Return the view of a parameter that was added during a step, with a new state; None if it is not ours."""
         if not any(own is p for group in self.param_groups for own in group["params"]):
             return None
         self._make_states(rules)
         return next(view for view in Params(self, rules).views if view.param is p)
 
     def _current_params(self, rules: Sequence[Rule], *, in_backward: bool = False) -> Params:
-        """Return a snapshot that matches, made anew if need be: then all is checked, and states are made."""
+        """Return a snapshot that matches. If a new one is needed, check everything and make missing states."""
         params = self._params
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
         for group in self.param_groups:
             chosen = {key: group[key] for key in self._choices if key in self.defaults}
             check_values(type(self).__name__, chosen, self._allowed)
-            self._check_forms(group)
+            self._check_combination(group)
         self._check_together(self.param_groups)
         every = [p for group in self.param_groups for p in group["params"]]
-        _refuse_duplicates(type(self).__name__, every)
-        self._refuse_sparse([p.grad for p in every])
+        _reject_duplicates(type(self).__name__, every)
+        self._reject_sparse([p.grad for p in every])
         if params is None or not params.same_params(self):
             self._norm.invalidate()
-        with torch.inference_mode(mode=False):  # what is made here is written to outside of it, too
+        with torch.inference_mode(mode=False):  # the tensors made here are also written to outside of it
             self._make_states(rules, in_backward=in_backward)
             self._params = Params(self, rules)
         return self._params
 
     def refresh(self) -> None:
-        """Take the state as it is. Call this after writing to ``exp_avg_sq`` or ``step`` of a state in place.
+        """Read the state again. Call this after writing in place to ``exp_avg_sq`` or ``step`` of a state.
 
-        A step leaves behind what the next one needs of the state, so it does not see such writes. A loaded state and
-        changed groups are seen without this, and so are new tensors in a state, except where parameters are spread over
-        ranks; there all ranks call it. It also lets go of tensors that are no longer in the state.
+        Sums over the state are cached from one step to the next, so such writes go unnoticed. A loaded state and
+        changed groups are noticed without this, and so are new tensors in a state, except if parameters are sharded
+        over ranks; then all ranks must call it. It also releases tensors that are no longer in the state.
 
         >>> from avagrad import AvaGrad
         >>> w = torch.nn.Parameter(torch.zeros(3))
@@ -264,7 +264,7 @@ class RuleOptimizer(Optimizer):
     @overload
     def step(self, closure: Callable[[], float]) -> float: ...
 
-    @torch._disable_dynamo  # type: ignore[attr-defined]  # as torch's: nothing here is to be compiled
+    @torch._disable_dynamo  # type: ignore[attr-defined]  # as in torch: nothing here can be compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step.
@@ -272,7 +272,7 @@ class RuleOptimizer(Optimizer):
         Args:
             closure: evaluates the model again and returns the loss.
         """
-        self._refuse_capture_of_host_scalars()
+        self._reject_capture_of_host_scalars()
         if self._in_backward is not None and self._in_backward.close(closure):
             return None
         loss = None
@@ -289,10 +289,10 @@ class RuleOptimizer(Optimizer):
         Each parameter moves as soon as its gradient is complete, and the gradient is freed, so that gradients
         never exist all at once. The result is the ordinary step's, to the bit.
 
-        ``step()`` is still called after each ``backward()``: it closes the step, and schedulers and hooks know
-        it. There are no gradients to look at in between, so they cannot be clipped or accumulated; a GradScaler,
-        a closure and a second ``backward()`` before ``step()`` are refused. The context may hold the whole
-        training loop, or one ``backward()``. It must be entered, by ``with``.
+        Call ``step()`` after each ``backward()`` as usual: it ends the step, and schedulers and hooks rely on it.
+        There are no gradients in between, so they cannot be clipped or accumulated; a GradScaler, a closure and a
+        second ``backward()`` before ``step()`` are rejected. The context may enclose the whole training loop, or
+        one ``backward()``. It must be entered by ``with``.
 
         >>> from avagrad import AvaGrad
         >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
@@ -306,14 +306,14 @@ class RuleOptimizer(Optimizer):
         """
         context = StepInBackward(self)
         if self._in_backward is None:
-            self._in_backward = context  # so that step() can tell that it was not entered
+            self._in_backward = context  # so that step() can detect that it was not entered
         return context
 
-    def _is_asked_for_state(self) -> bool:
-        """Tell whether a step is torch.distributed.checkpoint's way to ask for a state.
+    def _is_state_request(self) -> bool:
+        """Return whether this step only makes torch.distributed.checkpoint's initial state.
 
-        It calls ``step()`` with zero gradients and an lr of 0, on those ranks that have no state. It gets zeros with
-        ``step`` 0, and nothing else is done. A warm-up that starts at 0 begins in the same way, so the caller tells.
+        It calls ``step()`` with zero gradients and an lr of 0, on ranks that have no state. It gets zeros with ``step``
+        0, and nothing else happens. A warm-up from 0 begins in the same way, so the caller is looked up in the stack.
         """
         rates = [group["lr"] for group in self.param_groups]
         if any(self.state.values()) or any((isinstance(lr, Tensor) and not lr.is_cpu) or lr != 0 for lr in rates):
@@ -321,7 +321,7 @@ class RuleOptimizer(Optimizer):
         callers = traceback.walk_stack(sys._getframe(1))
         return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in itertools.islice(callers, 40))
 
-    def _refuse_sparse(self, grads: Sequence[Tensor | None]) -> None:
+    def _reject_sparse(self, grads: Sequence[Tensor | None]) -> None:
         for g in grads:
             if g is not None and g.layout != torch.strided:
                 raise RuntimeError(
@@ -330,7 +330,7 @@ class RuleOptimizer(Optimizer):
                     "torch.optim.SparseAdam."
                 )
 
-    def _refuse_capture_of_host_scalars(self) -> None:
+    def _reject_capture_of_host_scalars(self) -> None:
         capturing = torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()
         if capturing and not all(group["capturable"] for group in self.param_groups):
             raise RuntimeError(
@@ -345,7 +345,7 @@ class RuleOptimizer(Optimizer):
         if "_norm" not in self.__dict__:  # a copy
             self._norm = Norm()
         self.refresh()
-        for name, parameter in inspect.signature(type(self)).parameters.items():  # of a later version, maybe
+        for name, parameter in inspect.signature(type(self)).parameters.items():  # may be from a later version
             if name in self._allowed and parameter.default is not parameter.empty:
                 self.defaults.setdefault(name, parameter.default)
         for group in self.param_groups:
@@ -355,14 +355,14 @@ class RuleOptimizer(Optimizer):
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
 
-        Of another optimizer with the same tensors (``torch.optim.Adam``) moments and step counts are taken, and
-        hyper-parameters stay what they are, but for those that mean the same (Adam's in AvaStep); a warning says so. A
-        state that does not fit is refused, and nothing is changed.
+        From another optimizer with the same tensors (``torch.optim.Adam``) moments and step counts are loaded, and the
+        hyper-parameters that mean the same (Adam's in AvaStep); all others are kept, with a warning. A state that does
+        not fit is rejected, and nothing changes.
         """
         load_state_dict(self, state_dict, super().load_state_dict)
 
 
-def _refuse_duplicates(owner: str, params: Sequence[Any]) -> None:
+def _reject_duplicates(owner: str, params: Sequence[Any]) -> None:
     seen: set[int] = set()
     for p in params:
         p = p[1] if isinstance(p, tuple) else p  # named

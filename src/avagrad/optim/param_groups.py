@@ -1,4 +1,4 @@
-"""Parameter groups that everyone writes by hand."""
+"""Common parameter groups."""
 
 from typing import Any
 
@@ -12,11 +12,11 @@ _NORMS = (nn.modules.batchnorm._NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm
 
 
 def no_decay_groups(model: nn.Module, *, weight_decay: float) -> list[dict[str, Any]]:
-    """Return two parameter groups: weights with decay, and all else without.
+    """Return two parameter groups: weights with decay, and all other parameters without.
 
-    Without decay are biases, the parameters of normalisation layers, and everything of at most one
-    dimension. A parameter that several modules share is taken once. Frozen parameters are included,
-    so that they can be thawed later.
+    Biases, the parameters of normalisation layers, and all parameters of at most one dimension have
+    no decay. A parameter that several modules share appears once. Frozen parameters are included,
+    so that they can be unfrozen later.
 
     >>> import torch
     >>> from avagrad import AvaGrad

@@ -23,26 +23,26 @@ Group = dict[str, Any]
 
 _WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
 _PLAIN = (Tensor, torch.nn.Parameter)
-# Keys of a group, beside the flags of its rule, that decide which tables and kernels a step uses.
+# Keys of a group, besides the flags of its rule, that decide which tables and kernels a step uses.
 _CHOICES = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 
 
 class ParamView(NamedTuple):
     """A parameter with its state as a backend sees it: the tensors that are on this rank."""
 
-    param: Tensor  # as the user gave it
+    param: Tensor  # the user's
     w: Tensor
     step: Tensor
     state: tuple[Tensor, ...]  # in the order of the optimizer's state keys
-    compensation: Tensor | None  # what rounding has cut off so far
+    compensation: Tensor | None  # the rounding error so far
     group: int
-    place: int  # among all parameters of the optimizer
+    param_id: int  # index among all parameters of the optimizer
     rounding: str
     seed: int
     on_host: bool  # whether the step count may be read
 
     def step_value(self) -> Scalar:
-        """Return the step count as a number, or as a tensor where nothing may be read on the host."""
+        """Return the step count: a number, or a tensor if the host must not read it."""
         return self.step.item() if self.on_host else self.step.to(scalar_dtype(self.step.device))
 
     def gradient(self) -> Tensor | None:
@@ -52,31 +52,30 @@ class ParamView(NamedTuple):
 
 
 class Params:
-    """The parameters that have a state, and what a step needs to know of them.
+    """An immutable snapshot of the parameters that have a state.
 
-    It is made when a step begins and something has changed since the last one, and never changes itself.
-    :meth:`matches` asks whether it still describes the optimizer. ``backends`` are the objects that move the
-    parameters; their tables live as long as the snapshot.
+    It is taken when a step begins and something has changed since the last one. :meth:`matches` checks whether it
+    still describes the optimizer. ``backends`` move the parameters; their tables live as long as the snapshot.
     """
 
     def __init__(self, opt: "RuleOptimizer", rules: Sequence[Rule], *, placeholders: bool = False) -> None:
-        """Take the snapshot. With ``placeholders`` parameters that count without a state are given one of zeros."""
+        """Take the snapshot. With ``placeholders`` parameters that count without a state get one of zeros."""
         groups = opt.param_groups
         self.params: list[list[Tensor]] = [list(group["params"]) for group in groups]
         self.sharding: Sharding | None = opt._sharding()
         self.views: list[ParamView] = []
         self.others: list[Tensor] = []  # those without a view
-        place = 0
+        param_id = 0
         for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
             for p in group["params"]:
                 state = opt.state.get(p)
                 if not state and placeholders and rule.counts_from_start and p.requires_grad:
                     state = opt._new_state(p, group, expanded=True)
                 if state and not _is_frozen_from_start(p, state, rule):
-                    self.views.append(_view(opt, p, state, group, index, place))
+                    self.views.append(_view(opt, p, state, group, index, param_id))
                 else:
                     self.others.append(p)
-                place += 1
+                param_id += 1
         self.devices = list(dict.fromkeys(view.w.device for view in self.views))
         self.has_dtensors = any(is_dtensor(view.param) for view in self.views)
         self.backends: list[Backend] = backends_for(opt, self.views, groups, rules)
@@ -92,9 +91,9 @@ class Params:
         self._frozen = [not p.requires_grad for p in self._freezable]
 
     def matches(self, opt: "RuleOptimizer", rules: Sequence[Rule]) -> bool:
-        """Tell whether groups, parameters and states are still these tensors, in the same memory.
+        """Return whether groups, parameters and states are still these tensors, in the same memory.
 
-        In-place edits of a state are not seen: :meth:`RuleOptimizer.refresh` says that there was one.
+        In-place edits of a state are not detected: call :meth:`RuleOptimizer.refresh` after one.
         """
         groups = opt.param_groups
         return (
@@ -108,12 +107,12 @@ class Params:
         )
 
     def same_params(self, opt: "RuleOptimizer") -> bool:
-        """Tell whether the optimizer still has these parameters."""
+        """Return whether the optimizer still has these parameters."""
         now = [p for group in opt.param_groups for p in group["params"]]
         return _same(now, list(chain.from_iterable(self.params)))
 
     def lacks(self, *, in_backward: bool) -> bool:
-        """Tell whether a parameter without a view has a gradient, or may get one in this backward."""
+        """Return whether a parameter without a view has a gradient, or may get one in this backward."""
         return any(p.grad is not None or (in_backward and p.requires_grad) for p in self.others)
 
     def find(self, p: Tensor) -> tuple[Backend, int] | None:
@@ -132,18 +131,20 @@ def moment_dtype(dtype: torch.dtype) -> torch.dtype:
     return _WIDER.get(dtype, dtype)
 
 
-def _view(opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, place: int) -> ParamView:
+def _view(
+    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, param_id: int
+) -> ParamView:
     rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
     compensation = state.get("compensation") if rounding == "kahan" else None
     tensors = tuple(local_part(state[key]) for key in opt._state_tensors(group))
-    rest = None if compensation is None else local_part(compensation)
+    local = None if compensation is None else local_part(compensation)
     on_host = not group["capturable"] and state["step"].device.type == "cpu"
-    where_and_how = index, place, rounding, group.get("rounding_seed", 0), on_host
-    return ParamView(p, local_part(p), state["step"], tensors, rest, *where_and_how)
+    where_and_how = index, param_id, rounding, group.get("rounding_seed", 0), on_host
+    return ParamView(p, local_part(p), state["step"], tensors, local, *where_and_how)
 
 
 def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:
-    """Tell whether a parameter would count before its first gradient, but cannot get one."""
+    """Return whether a parameter would count before its first gradient, but cannot get one."""
     return rule.counts_from_start and not p.requires_grad and p.grad is None and state["step"].item() == 0
 
 
@@ -152,7 +153,7 @@ def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
-    """Return whose state holds what under which key, as one sequence of objects."""
+    """Return all parameters, keys and values of the states, as one sequence of objects."""
     states = opt.state.values()
     return chain(opt.state, chain.from_iterable(states), chain.from_iterable(map(dict.values, states)))
 

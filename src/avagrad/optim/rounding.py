@@ -1,11 +1,11 @@
-"""How a half-precision parameter takes a value that was worked out in float32: rounded once, in one of three ways.
+"""Rounding of float32 values to half-precision parameters: once, in one of three ways.
 
 Rounding to nearest loses every update that is smaller than half a unit in the last place of the parameter: in
 bfloat16, with its 8 digits, training stalls when updates fall below 1/512 of the weights. Stochastic rounding goes
-up or down at random so that the mean is right; Kahan's summation keeps what rounding cut off and adds it next time.
+up or down at random so that the mean is right; Kahan summation keeps the rounding error and adds it next time.
 
-The random bits are a hash of (seed, step, place of the parameter, place of the element): the same on every replica,
-after a resume, and whether or not the step is taken inside backward.
+The random bits are a hash of (seed, step, index of the parameter, position of the element): the same on every
+replica, after a resume, and whether or not the step is taken inside backward.
 """
 
 import torch
@@ -20,7 +20,7 @@ _LOW = 0xFFFFFFFF
 
 
 def is_half(dtype: torch.dtype) -> bool:
-    """Tell whether parameters of this dtype (or pairs of it) are rounded."""
+    """Return whether parameters of this dtype are rounded."""
     return dtype in (torch.bfloat16, torch.float16)
 
 
@@ -32,13 +32,13 @@ def store(
     compensation: Tensor | None = None,
     seed: int = 0,
     t: Scalar = 0,
-    place: int = 0,
+    param_id: int = 0,
     origin: int = 0,
 ) -> None:
-    """Write a value into a parameter; with a compensation, write there what was cut off.
+    """Write a value to a parameter, and the rounding error to its compensation, if it has one.
 
-    ``t`` counts the parameter's gradients, ``place`` is its place among all parameters, ``origin`` is where in its
-    storage the whole parameter begins (``w`` may be a part of it).
+    ``t`` counts the parameter's gradients, ``param_id`` is its index among all parameters, ``origin`` is the storage
+    offset at which the whole parameter begins (``w`` may be a part of it).
 
     >>> w, rest = torch.zeros(1, dtype=torch.bfloat16), torch.zeros(1, dtype=torch.bfloat16)
     >>> store(w, torch.tensor([1.001]), rounding="kahan", compensation=rest)
@@ -48,7 +48,7 @@ def store(
     if rounding == "nearest" or not is_half(w.dtype):
         w.copy_(wide)
     elif rounding == "stochastic":
-        w.copy_(rounded_at_random(wide.float(), w.dtype, random_bits(seed, t, place, _positions(w, origin))))
+        w.copy_(rounded_at_random(wide.float(), w.dtype, random_bits(seed, t, param_id, _positions(w, origin))))
     else:
         assert compensation is not None
         w.copy_(wide)
@@ -56,18 +56,18 @@ def store(
         compensation.copy_(torch.where(cut_off == cut_off, cut_off, 0.0))  # inf - inf
 
 
-def random_bits(seed: int, t: Scalar, place: int, element: Tensor) -> Tensor:
-    """Return 32 random bits for each element: a hash, so nothing has to be kept or passed on."""
+def random_bits(seed: int, t: Scalar, param_id: int, element: Tensor) -> Tensor:
+    """Return 32 random bits for each element: a hash, so there is no generator state."""
     t = t.to(torch.int64) if isinstance(t, Tensor) else int(t)
-    key = _mix((_mix((_mix(seed) + t) & _LOW) + place) & _LOW)
+    key = _mix((_mix((_mix(seed) + t) & _LOW) + param_id) & _LOW)
     return _mix((key + (element & _LOW) * 0x9E3779B9) & _LOW)  # type: ignore[return-value]
 
 
 def rounded_at_random(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
-    """Round float32 up or down with the probabilities that make the mean right.
+    """Round float32 up or down, with probabilities such that the mean is right.
 
-    Random digits are added to those that are cut off. Below float16's normal numbers its step stays that of
-    those just above, so these are shifted there first.
+    Random digits are added to the digits that are dropped. Subnormal float16 numbers have the spacing of the
+    smallest normal ones, so they are shifted there first.
     """
     assert x.dtype == torch.float32
     digits = 16 if dtype == torch.bfloat16 else 13
@@ -81,7 +81,7 @@ def rounded_at_random(x: Tensor, dtype: torch.dtype, bits: Tensor) -> Tensor:
 
 
 def _mix(h: Tensor | int) -> Tensor | int:
-    """Let every bit of a 32-bit number depend on all others (the finish of MurmurHash3)."""
+    """Mix the bits of a 32-bit number (the finalizer of MurmurHash3)."""
     h = h ^ (h >> 16)
     h = (h * 0x85EBCA6B) & _LOW
     h = h ^ (h >> 13)
@@ -90,7 +90,7 @@ def _mix(h: Tensor | int) -> Tensor | int:
 
 
 def _positions(w: Tensor, origin: int) -> Tensor:
-    """Return for each element its place in memory, counted from where the whole parameter begins."""
+    """Return the position of each element in memory, counted from the start of the whole parameter."""
     positions = torch.zeros((), dtype=torch.int64, device=w.device)
     for dim, (size, stride) in enumerate(zip(w.shape, w.stride(), strict=True)):
         along = torch.arange(size, dtype=torch.int64, device=w.device) * stride

@@ -9,7 +9,7 @@ AvaGrad ("Domain-independent Dominance of Adaptive Methods", Algorithm 2), line 
 
 Lines 5, 7 and 8 are :func:`delayed_step`. Delayed Adam (Algorithm 1) is the same with ``gamma = 1``. AvaStep, beyond
 the paper, normalises the step that the rates are predicted to make, ``eta_t r_t`` with ``r_t = sqrt(v_{t-1})``, and
-takes no more of the momentum than a multiple of ``r_t``. All together, for a model that is one vector:
+clamps the momentum to a multiple of ``r_t``. A whole step, for a model that is one vector:
 
 >>> w, m, v = torch.tensor([1.0, -2.0]), torch.zeros(2), torch.zeros(2)
 >>> for t in (1, 2, 3):
@@ -21,10 +21,10 @@ takes no more of the momentum than a multiple of ``r_t``. All together, for a mo
 tensor([ 0.5199, -1.4965])
 
 Every function takes tensors and hyper-parameters and returns new tensors; nothing is changed in
-place and nothing is remembered. A hyper-parameter is a number or a tensor that broadcasts against
-the parameter, so the same lines serve one model, ``torch.func.vmap``, ``torch.compile``, and a
+place and no state is kept. A hyper-parameter is a number or a tensor that broadcasts against
+the parameter, so the same code works for one model, ``torch.func.vmap``, ``torch.compile``, and a
 stack of models that each have their own ``lr`` and ``eps``. ``t`` counts a parameter's gradients
-from 1; it, too, is a number or a tensor.
+from 1; it is also a number or a tensor.
 """
 
 import math
@@ -38,7 +38,7 @@ from torch import Tensor
 __all__ = ["Clips", "Delayed", "delayed_step", "gradient_sizes", "power_sum", "rates", "scale"]
 
 Scalar: TypeAlias = float | Tensor
-LARGEST = 1e18  # no gradient is larger for AvaStep: its square, and all that comes of it, is finite in float32
+LARGEST = 1e18  # AvaStep clamps gradients to this, so that their squares and sums are finite in float32
 _R = TypeVar("_R", bound="Rule")
 
 
@@ -46,7 +46,7 @@ _R = TypeVar("_R", bound="Rule")
 
 
 def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: bool = True) -> Tensor:
-    """Return ``r_t``, the usual size of each coordinate's gradient: the root of ``v_{t-1}``, bias-corrected.
+    """Return ``r_t``, the typical size of each coordinate's gradient: the root of ``v_{t-1}``, bias-corrected.
 
     ``v`` is ``v_{t-1}`` and ``step`` is ``t - 1``, the number of gradients that ``v`` has seen.
 
@@ -59,7 +59,7 @@ def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: b
 def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True, active_only: bool = False) -> Tensor:
     """Return ``eta_t``, the per-coordinate rates, from :func:`gradient_sizes` alone (line 6): this is the delay.
 
-    With bias correction and no gradient seen there is no estimate yet: the rates are 0.
+    With bias correction the rates are 0 before the first gradient: there is no estimate yet.
 
     >>> rates(torch.tensor([0.0, 3.0]), 1, eps=1.0)
     tensor([1.0000, 0.2500])
@@ -69,16 +69,16 @@ def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True,
     eta = 1 / (r + eps)
     if bias_correction and (known := step > 0) is not True:
         eta = where(known, eta, torch.zeros_like(r))
-    return eta * torch.sign(r) if active_only else eta  # r exactly zero: it has never seen a gradient
+    return eta * torch.sign(r) if active_only else eta  # r is exactly 0: no gradient so far
 
 
 def power_sum(
     eta: Tensor, v: Tensor, step: Scalar, *, norm: int, bias_correction: bool, active_only: bool
 ) -> tuple[Tensor, Scalar]:
-    """Return the sum of ``eta^p`` and the number of rates that count: what :func:`scale` needs.
+    """Return the sum of ``eta^p`` and the number of rates that count, the arguments of :func:`scale`.
 
-    For AvaStep ``eta`` is ``eta r``. A coordinate without an estimate does not count: with bias correction one that has
-    seen no gradient, with ``active_only`` one that has seen none other than 0.
+    For AvaStep ``eta`` is ``eta r``. A coordinate without an estimate does not count: with bias correction one without
+    a gradient so far, with ``active_only`` one whose gradients were all 0.
 
     >>> v = torch.tensor([0.0, 9.0])
     >>> power_sum(torch.tensor([0.0, 0.25]), v, 1, norm=1, bias_correction=True, active_only=True)
@@ -93,20 +93,20 @@ def power_sum(
 def scale(total: Tensor, d: Scalar, *, norm: int = 2) -> Tensor:
     """Return ``gamma_t = d^(1/p) / ||eta_t||_p`` from ``total``, the sum of ``eta_t^p`` over ``d`` rates.
 
-    The paper has ``p = norm = 2``. Where no rate counts, gamma is 1.
+    The paper has ``p = norm = 2``. If no rate counts, gamma is 1.
 
     >>> scale(torch.tensor(8.0), 2)
     tensor(0.5000)
     >>> scale(torch.tensor(0.0), 0)
     tensor(1.)
     """
-    counts = total != 0  # a NaN stays one, to be seen
+    counts = total != 0  # keeps a NaN visible
     gamma = d / torch.where(counts, total, 1.0)
     return torch.where(counts, sqrt(gamma) if norm == 2 else gamma, 1.0)
 
 
 class Clips(NamedTuple):
-    """Bounds that come from the past: multiples of ``r``, the usual size of a gradient (:func:`gradient_sizes`).
+    """Bounds from past gradients: multiples of ``r``, the typical size of a gradient (:func:`gradient_sizes`).
 
     >>> Clips(torch.tensor([1.0, 3.0]), update=2.0).momentum(torch.tensor([-5.0, 5.0]))
     tensor([-2.,  5.])
@@ -118,7 +118,7 @@ class Clips(NamedTuple):
     largest: float | None = None
 
     def gradient(self, g: Tensor) -> Tensor:
-        """Return a gradient as it enters the moments. A coordinate without an ``r`` is bounded by ``largest`` alone."""
+        """Return the gradient that enters the moments. A coordinate without an ``r`` is bounded only by ``largest``."""
         if self.largest is not None:
             g = g.clamp(-self.largest, self.largest)
         if self.moment is not None and self.r is not None:
@@ -155,7 +155,7 @@ def delayed_step(
     """Take one step of Delayed Adam (``gamma = 1``), AvaGrad, AvaGradW (``decoupled``) or AvaStep.
 
     Returns ``w_{t+1}, m_t, v_t``. ``eta`` and ``gamma`` are :func:`rates` and :func:`scale` of ``v_{t-1}``, and
-    ``clips`` come from its :func:`gradient_sizes`: they were known before this gradient.
+    ``clips`` come from its :func:`gradient_sizes`: all are known before this gradient.
 
     >>> one = torch.ones(1)
     >>> delayed_step(one, one, one, one, 2, one / 2, 2.0, lr=0.1, beta1=0.5, beta2=0.5, bias_correction=False)[0]
@@ -181,7 +181,7 @@ def delayed_step(
 
 
 class Flags(NamedTuple):
-    """The choices in the delayed rule; a kernel is compiled for each combination."""
+    """The flags of the delayed rule; a kernel is compiled for each combination."""
 
     norm: int  # p of the norm; 0: gamma is 1
     decoupled: bool
@@ -197,32 +197,32 @@ class Flags(NamedTuple):
 class Rule:
     """An update rule with the hyper-parameters of one parameter group. Immutable; made for each step."""
 
-    flags: Any = ()  # the choices in the rule; where they change, tables and kernels are others
-    checked: Any = ()  # numbers that are checked when they change
+    flags: Any = ()  # when they change, tables and kernels are made again
+    checked: Any = ()  # numbers that are validated when they change
     normalised: bool = False  # whether the step is scaled by a gamma that comes from all parameters
-    norm_key: Any = ()  # what the sum of the rates depends on, beside the state
-    decay: float = 0.0  # the share of a weight that a step takes off, where it is known on the host
+    norm_key: Any = ()  # what the sum of the rates depends on, besides the state
+    decay: float = 0.0  # the fraction by which a step shrinks each weight, if known on the host
     counts_from_start: bool = False  # whether a parameter counts in the norm before its first gradient
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Rule":
-        """Return the rule that a parameter group sets."""
+        """Return the rule for a parameter group."""
         raise NotImplementedError
 
     def gamma(self, total: Tensor) -> Tensor:
-        """Return gamma from the sum of the powers of all rates and their number."""
+        """Return gamma from the sum of the powers of all rates, and their number."""
         raise NotImplementedError
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
     ) -> tuple[Tensor, ...]:
-        """Return the new ``w`` and state. ``p`` is the parameter, of which ``w`` may be a local part."""
+        """Return the new ``w`` and state. ``w`` is the parameter ``p`` or its local part."""
         raise NotImplementedError
 
     def on(self: _R, device: torch.device, dtype: torch.dtype) -> _R:
         """Return the rule with its tensors (an ``lr``) on a device, as 0-dimensional tensors of a wide dtype."""
         moved = {
-            # A copy to the CPU must have arrived when it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
+            # A copy to the CPU must be complete before it is read. Wide, since 1 - lr * weight_decay is 1 in bfloat16.
             field.name: x.reshape(()).to(device=device, dtype=dtype, non_blocking=device.type != "cpu")
             for field in fields(self)  # type: ignore[arg-type]
             if isinstance(x := getattr(self, field.name), Tensor)
@@ -252,7 +252,7 @@ class Delayed(Rule):
 
     @classmethod
     def of(cls, group: Mapping[str, Any]) -> "Delayed":
-        """Return the rule that a parameter group sets; AvaStep's groups have no bias_correction and active_only."""
+        """Return the rule for a parameter group; AvaStep's groups have no bias_correction and active_only."""
         flags = Flags(
             norm=group.get("norm", 0),
             decoupled=group["decoupled_weight_decay"],
@@ -275,12 +275,12 @@ class Delayed(Rule):
 
     @property
     def checked(self) -> tuple[float | None, ...]:
-        """Numbers that are checked when they change."""
+        """Numbers that are validated when they change."""
         return self.clip_update, self.clip_moment
 
     @property
     def decay(self) -> float:  # type: ignore[override]
-        """The share of a weight that a step takes off; 0 where lr is a tensor, which is not read."""
+        """The fraction by which a step shrinks each weight; 0 if lr is a tensor, which is not read."""
         return 0.0 if not self.flags.decoupled or isinstance(self.lr, Tensor) else self.lr * self.weight_decay
 
     @property
@@ -290,7 +290,7 @@ class Delayed(Rule):
 
     @property
     def norm_key(self) -> tuple[Any, ...]:
-        """What the sum of the rates depends on, beside the state."""
+        """What the sum of the rates depends on, besides the state."""
         return self.beta2, self.eps, self.flags.norm, self.flags.bias_correction, self.flags.active_only
 
     @property
@@ -299,7 +299,7 @@ class Delayed(Rule):
         return not self.flags.bias_correction and not self.flags.active_only
 
     def sizes(self, v: Tensor, step: Scalar) -> Tensor:
-        """Return the usual sizes of gradients; see :func:`gradient_sizes`."""
+        """Return the typical sizes of gradients; see :func:`gradient_sizes`."""
         return gradient_sizes(v, step, beta2=self.beta2, bias_correction=self.flags.bias_correction)
 
     def rates(self, r: Tensor, step: Scalar) -> Tensor:
@@ -355,7 +355,7 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     if isinstance(beta, Tensor):
         return -torch.expm1(t * torch.log(beta))
     if isinstance(t, Tensor):
-        # beta - 1 survives float32, beta does not; and torch.compile keeps it symbolic where beta changes.
+        # beta - 1 is exact enough in float32, beta is not; and torch.compile keeps it symbolic if beta changes.
         return -torch.expm1(t * torch.log1p(torch.full_like(t, beta - 1)))
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
@@ -366,12 +366,12 @@ def correction_of(beta2: Scalar, step: Scalar) -> Scalar:
 
 
 def scalar_dtype(device: torch.device) -> torch.dtype:
-    """Return the dtype in which a device works out the few numbers that all coordinates share."""
+    """Return the dtype in which a device computes the few numbers that all coordinates share."""
     return torch.float32 if device.type == "mps" else torch.float64
 
 
 def is_on(x: Scalar) -> bool:
-    """Tell whether a term with this factor has to be worked out."""
+    """Return whether a term with this factor has to be computed."""
     return isinstance(x, Tensor) or x != 0
 
 
@@ -390,7 +390,7 @@ def indicator(condition: bool | Tensor, t: Scalar) -> Scalar:
 
 
 def sqrt(x: Tensor) -> Tensor:
-    """Take the root; at 0 its derivative is infinite, and autograd is given 0 instead."""
+    """Return the square root, with a derivative of 0 at 0 instead of infinity."""
     if not x.requires_grad:
         return x.sqrt()
     positive = x > 0

@@ -1,7 +1,7 @@
-"""Parameters that are spread over ranks: the part of each that is here, and who counts it.
+"""Parameters that are sharded over ranks: the local part of each, and which rank counts it.
 
-The norm runs over every element of every parameter, wherever it is. So each element is counted once, by one rank,
-and the ranks add up what they have counted: two numbers in one all-reduce for each set of ranks
+The norm runs over every element of every parameter, on all ranks. So each element is counted once, by one rank,
+and the ranks add up their sums: two numbers in one all-reduce for each set of ranks
 (:mod:`avagrad.optim.norm`), however many parameters there are.
 """
 
@@ -15,31 +15,31 @@ from torch import Tensor
 __all__ = ["Sharding"]
 
 
-# --- the part that is here -------------------------------------------------------------------------------------------
+# --- the local part --------------------------------------------------------------------------------------------------
 
 
 def is_dtensor(x: Tensor) -> bool:
-    """Tell whether a tensor is spread over a mesh of ranks."""
-    module = sys.modules.get("torch.distributed.tensor")  # if it is not imported, there are none
+    """Return whether a tensor is a DTensor."""
+    module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
     return module is not None and type(x) not in (Tensor, torch.nn.Parameter) and isinstance(x, module.DTensor)
 
 
 def local_part(x: Tensor, like: Tensor | None = None) -> Tensor:
-    """Return the part of a tensor that this rank holds: a plain tensor itself. Called where autograd records nothing.
+    """Return the part of a tensor on this rank; a plain tensor itself. Called where autograd records nothing.
 
-    With ``like``, of a tensor that is spread as that one is: a gradient may still have to be added up over ranks.
+    With ``like`` the tensor gets the placements of that one first: a gradient may still need a reduction over ranks.
     """
     if not is_dtensor(x):
         return x
-    spread: Any = x
-    if like is not None and is_dtensor(like) and spread.placements != like.placements:  # type: ignore[attr-defined]
-        spread = spread.redistribute(like.device_mesh, like.placements)  # type: ignore[attr-defined]
-    local = spread.to_local()
+    sharded: Any = x
+    if like is not None and is_dtensor(like) and sharded.placements != like.placements:  # type: ignore[attr-defined]
+        sharded = sharded.redistribute(like.device_mesh, like.placements)  # type: ignore[attr-defined]
+    local = sharded.to_local()
     return local.wait() if hasattr(local, "wait") else local  # type: ignore[no-any-return]
 
 
 def global_max(p: Tensor, x: Tensor) -> Tensor:
-    """Return the largest element of a tensor that is spread as ``p`` is, where ``x`` is the part that is here."""
+    """Return the largest element of a tensor that is sharded as ``p`` is, with ``x`` as its local part."""
     import torch.distributed as dist
 
     largest = x.amax() if x.numel() else x.new_full((), -torch.inf)
@@ -47,13 +47,13 @@ def global_max(p: Tensor, x: Tensor) -> Tensor:
     return largest
 
 
-# --- who counts it ---------------------------------------------------------------------------------------------------
+# --- which rank counts it --------------------------------------------------------------------------------------------
 
 
 class Sharding:
-    """Who counts which parameter. Immutable.
+    """Which rank counts which parameter. Immutable.
 
-    Sums are rows of a table: row 0 every rank counts alone and for all, each other is added up over a group of ranks.
+    Sums are rows of a table: row 0 is the same on every rank, each other row is added up over a group of ranks.
     """
 
     def __init__(self, params: Sequence[Tensor], process_group: Any = None) -> None:
@@ -76,18 +76,18 @@ class Sharding:
             self._rows[id(p)] = None if is_replica else by_ranks[ranks]
 
     def row_of(self, p: Tensor) -> int | None:
-        """Return the row in which this rank counts a parameter; None where another one does."""
+        """Return the row in which this rank counts a parameter; None if another rank does."""
         return self._rows[id(p)]
 
     def all_reduce(self, table: Tensor) -> list[Any]:
-        """Begin to add up each row of a table but the first over its group; return what to wait for."""
+        """Start the all-reduce of each row of a table but the first over its group; return the works to wait for."""
         import torch.distributed as dist
 
         pairs = zip(table[1:], self.groups, strict=True)
         return [dist.all_reduce(row, group=group, async_op=True) for row, group in pairs]
 
     def add_up(self, table: Tensor) -> Tensor:
-        """Return the sum over everything of a table on the CPU. All ranks call this together."""
+        """Return the total of a table over all ranks, on the CPU. All ranks call this together."""
         table = table.to(self.device)
         for work in self.all_reduce(table):
             work.wait()
@@ -95,12 +95,12 @@ class Sharding:
 
 
 def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sharding | None:
-    """Return how parameters are spread over ranks; None where they are not. Refuse what cannot be summed."""
-    _refuse_flat_parameters(owner, params, process_group)
-    spread = [p for p in params if is_dtensor(p)]
-    if process_group is not None and spread:
+    """Return how parameters are sharded over ranks; None if they are not. Reject what cannot be summed."""
+    _reject_flat_parameters(owner, params, process_group)
+    sharded = [p for p in params if is_dtensor(p)]
+    if process_group is not None and sharded:
         raise ValueError(
-            f"{owner}: process_group is given, but a parameter of shape {tuple(spread[0].shape)} is a DTensor, which "
+            f"{owner}: process_group is given, but a parameter of shape {tuple(sharded[0].shape)} is a DTensor, which "
             "carries its own mesh: leave process_group out."
         )
     if process_group is not None:
@@ -111,7 +111,7 @@ def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sha
                 f"{owner}: process_group is {process_group!r}, but must be a torch.distributed.ProcessGroup that this "
                 "rank is a member of, or None."
             )
-    for p in spread:
+    for p in sharded:
         if p.device_mesh.get_coordinate() is None:  # type: ignore[attr-defined]
             raise ValueError(
                 f"{owner}: a parameter of shape {tuple(p.shape)} is a DTensor on a mesh that this rank is not part of, "
@@ -119,14 +119,14 @@ def sharding_of(owner: str, params: Sequence[Tensor], process_group: Any) -> Sha
             )
         if any(placement.is_partial() for placement in p.placements):  # type: ignore[attr-defined]
             raise ValueError(
-                f"{owner}: a parameter of shape {tuple(p.shape)} is Partial, the terms of a sum that is still to be "
-                "taken, but must be sharded or replicated."
+                f"{owner}: a parameter of shape {tuple(p.shape)} is Partial, a sum that is still to be "
+                "reduced, but must be sharded or replicated."
             )
-    return Sharding(params, process_group) if spread or process_group is not None else None
+    return Sharding(params, process_group) if sharded or process_group is not None else None
 
 
-def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group: Any) -> None:
-    """Refuse parts of FullyShardedDataParallel's parameters where nothing says over which ranks they are spread."""
+def _reject_flat_parameters(owner: str, params: Sequence[Tensor], process_group: Any) -> None:
+    """Reject parts of FullyShardedDataParallel's parameters if it is unknown over which ranks they are sharded."""
     are_parts = {bool(getattr(p, "_fsdp_flattened", False)) for p in params}
     if any(getattr(p, "_is_flat_param", False) for p in params):
         raise ValueError(
@@ -136,8 +136,8 @@ def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group:
     if process_group is None and True in are_parts:
         raise ValueError(
             f"{owner}: a parameter is a part of a FlatParameter of FullyShardedDataParallel, but process_group is "
-            "None: the norm runs over all parts, so pass the group over which they are spread, process_group=... "
-            "(torch.distributed.group.WORLD if no other was given), or use fully_shard."
+            "None: the norm runs over all parts, so pass the group over which they are sharded, process_group=... "
+            "(torch.distributed.group.WORLD if there is no other), or use fully_shard."
         )
     if len(are_parts) > 1:
         raise ValueError(
@@ -147,18 +147,18 @@ def _refuse_flat_parameters(owner: str, params: Sequence[Tensor], process_group:
 
 
 def _device_of(process_group: Any) -> torch.device:
-    """Return a device that a group can send from, for a rank that has no parameters."""
+    """Return a device for a group's communication, for a rank that has no parameters."""
     import torch.distributed as dist
 
     has_nccl = "nccl" in dist.get_backend(process_group)
     return torch.device("cuda", torch.cuda.current_device()) if has_nccl else torch.device("cpu")
 
 
-_made: dict[tuple[Any, tuple[int, ...]], Any] = {}  # process groups, by the world that they are of and their ranks
+_made: dict[tuple[Any, tuple[int, ...]], Any] = {}  # process groups, by their world and ranks
 
 
 def _group_of(mesh: Any) -> Any:
-    """Return the process group of all ranks of a mesh: one that is there, or a new one, which its members make."""
+    """Return the process group of all ranks of a mesh: an existing one, or a new one, which its members create."""
     import torch.distributed as dist
 
     if mesh.ndim == 1:

@@ -18,13 +18,13 @@ __all__ = ["Step"]
 class Step:
     """One step of an optimizer.
 
-    - :meth:`begin` refuses what cannot be stepped, makes states, takes a snapshot of the parameters if the last one
-      no longer matches, and has gamma ready. Whatever the host has to read is read here.
-    - :meth:`move` has the backends move all parameters by their gradients; :meth:`move_one` moves one of them, inside
-      of backward. Version counters are bumped where autograd does not see a write.
-    - :meth:`end` hands the sums for the next gamma to the norm, which starts their all-reduce over ranks.
+    - :meth:`begin` rejects invalid parameters and gradients, makes states, takes a snapshot of the parameters if the
+      last one no longer matches, and prepares gamma. All host reads happen here.
+    - :meth:`move` moves all parameters by their gradients; :meth:`move_one` moves one of them, inside backward.
+      Version counters are bumped where autograd does not see a write.
+    - :meth:`end` passes the sums for the next gamma to the norm, which starts their all-reduce over ranks.
 
-    A step that a GradScaler skips moves nothing; ranks still meet in begin and end.
+    A step that a GradScaler skips moves nothing; ranks still join the all-reduce.
     """
 
     def __init__(self, opt: "RuleOptimizer", *, in_backward: bool = False) -> None:
@@ -34,10 +34,10 @@ class Step:
         self.rules: list[Rule] = []
         self.totals: dict[torch.device, Tensor] = {}
         self._work: list[tuple[Backend, Any]] = []
-        self._is_empty = False  # nothing to do, here or on other ranks
+        self._is_empty = False  # nothing to do, on any rank
         self._rules_on: dict[tuple[int, torch.device], Rule] = {}
         self._gammas: dict[torch.device, Scalar] = {}
-        self._stale: list[Backend] = []  # kernels whose parameters were moved by the loop
+        self._stale: list[Backend] = []  # kernels whose parameters the loop has moved
         self._has_new_params = False
 
     def __enter__(self) -> "Step":
@@ -48,16 +48,16 @@ class Step:
         if error is None:
             self.end()
         else:
-            self._opt.refresh()  # what has moved has moved
+            self._opt.refresh()  # some parameters may have moved
 
     # --- begin ---
 
     def begin(self) -> None:
-        """Begin the step: afterwards nothing is refused, and nothing that the parameters share changes."""
+        """Begin the step. Afterwards nothing is rejected, and what the parameters share stays the same."""
         opt = self._opt
         self.rules = opt._rules()
         opt._warn_of_decay(self.rules)
-        if opt._is_asked_for_state():
+        if opt._is_state_request():
             opt._make_states(self.rules)
             self._is_empty = True
             return
@@ -75,7 +75,7 @@ class Step:
                 backend.begin_backward(self)
 
     def _collect_gradients(self) -> None:
-        """Decide who moves what. Where a kernel cannot read a gradient, the loop moves its parameters."""
+        """Assign gradients to backends. If a kernel cannot read one, the loop moves the kernel's parameters."""
         for backend in self.params.backends:
             if self.params.has_dtensors:
                 grads = [view.gradient() for view in backend.views]
@@ -85,7 +85,7 @@ class Step:
                 continue
             work = backend.prepare(grads)
             if work is None or not backend.is_kernel:
-                self._opt._refuse_sparse(grads)
+                self._opt._reject_sparse(grads)
             if work is None:
                 self._stale.append(backend)
                 backend, work = Loop(backend.views), grads
@@ -94,27 +94,27 @@ class Step:
             self._work, self._stale = [], []
 
     def _skips(self, *, read: bool = False) -> bool:
-        """Tell whether a GradScaler has found an infinity and leaves it to the optimizer to skip the step.
+        """Return whether a GradScaler has found an infinity and the optimizer has to skip the step.
 
-        Kernels ask the device themselves; ``read`` says that some parameters are moved without them.
+        Kernels check this on the device; ``read`` means that some parameters are moved without kernels.
         """
         if self.found_inf is None or not (read or self.found_inf.device.type == "cpu"):
             return False
         return self.found_inf.item() != 0
 
-    # --- what the backends ask for ---
+    # --- for the backends ---
 
     def rule(self, group: int, device: torch.device) -> Rule:
-        """Return a group's rule, its tensors on a device."""
+        """Return a group's rule with its tensors on a device."""
         if (group, device) not in self._rules_on:
             self._rules_on[group, device] = self.rules[group].on(device, scalar_dtype(device))
         return self._rules_on[group, device]
 
     def gamma(self, device: torch.device) -> Scalar:
-        """Return gamma on a device: a tensor, and no host read."""
+        """Return gamma on a device: a tensor, without a host read."""
         if device not in self._gammas:
             total = self.totals.get(device)
-            if total is None and self.totals:  # a device that has joined during this step
+            if total is None and self.totals:  # a device that was added during this step
                 total = next(iter(self.totals.values())).to(device)
             self._gammas[device] = 1.0 if total is None else self.rules[0].gamma(total)
         return self._gammas[device]
@@ -128,12 +128,12 @@ class Step:
                 torch.autograd.graph.increment_version(unseen)
 
     def move_one(self, p: Tensor) -> None:
-        """Move a parameter by its gradient, inside of backward; do nothing if it is not one of the optimizer's."""
+        """Move a parameter by its gradient, inside backward; do nothing if it is not one of the optimizer's."""
         g = p.grad
         assert g is not None
-        self._opt._refuse_sparse([g])
+        self._opt._reject_sparse([g])
         found = self.params.find(p)
-        if found is None:  # thawed or added since the step began
+        if found is None:  # unfrozen or added since the step began
             self.rules = self._opt._rules()
             view = self._opt._join(p, self.rules)
             if view is not None:
@@ -151,7 +151,7 @@ class Step:
     # --- end ---
 
     def end(self) -> None:
-        """End the step: the next gamma is known now."""
+        """End the step: from here on the next gamma is known."""
         if self._is_empty:
             return
         if self._in_backward:

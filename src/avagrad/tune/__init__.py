@@ -1,4 +1,4 @@
-"""Find lr and eps: two lines of trials instead of a grid, on any objective.
+"""Tuning of lr and eps for any objective: two lines of trials instead of a grid.
 
 >>> from avagrad.tune import tune
 """
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from avagrad.stopping import Stopped
 
-# What needs Optuna is imported when it is asked for: axes, records and searches do without.
+# Modules that need Optuna are imported lazily: axes, records and searches work without it.
 if TYPE_CHECKING:
     from avagrad.tune.result import Result
     from avagrad.tune.trial import Diverged, Trial
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Diverged", "Result", "Stopped", "Trial", "tune"]
 
-_HOMES = {"Diverged": "trial", "Trial": "trial", "Result": "result", "tune": "tuner"}
+_MODULES = {"Diverged": "trial", "Trial": "trial", "Result": "result", "tune": "tuner"}
 
 
 def __getattr__(name: str) -> Any:
-    if name in _HOMES:
+    if name in _MODULES:
         import importlib
 
-        return getattr(importlib.import_module(f"avagrad.tune.{_HOMES[name]}"), name)
+        return getattr(importlib.import_module(f"avagrad.tune.{_MODULES[name]}"), name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""A point that a process works on: it is held by a lease, and finished or failed."""
+"""A point that a process is evaluating: it is held by a lease, and finished or failed."""
 
 import contextlib
 import threading
@@ -22,7 +22,7 @@ __all__ = ["Held"]
 
 
 class Held:
-    """A point that this process holds: it renews its lease, and finishes or fails it.
+    """A point that this process holds: renew its lease, then finish or fail it.
 
     >>> import tempfile
     >>> from avagrad.tune.study import Study
@@ -41,23 +41,23 @@ class Held:
         self.point = Point.from_key(trial.user_attrs[KEY])
         self.signature, self.beats = signature, 0
         self.began = time.monotonic()
-        self.is_lost = False  # taken back by another process: whatever comes out is dropped
+        self.is_lost = False  # reclaimed by another process: the result will be dropped
         self._ended = threading.Event()
 
     def renew(self, every: float = 0.0) -> bool:
-        """Show a sign of life, and how soon there will be another; False if the point has been taken back."""
+        """Renew the lease, and record when it is renewed next; return False if the point was reclaimed."""
         self.beats += 1
         lease = {**self.signature, "beat": self.beats, "every": every}
         return self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, LEASE_KEY, lease))
 
     def keep(self, lease: float = LEASE) -> threading.Thread:
-        """Renew from now on, in a thread of its own, until the point has ended."""
+        """Keep renewing in a thread until the point has ended."""
 
         def beat() -> None:
             began, every = time.monotonic(), renew_after(lease, 0.0)
             while not self._ended.wait(every):
                 every = renew_after(lease, time.monotonic() - began)
-                # A storage that does not answer now may do so next time; if not, the point is taken back.
+                # A storage that does not respond now may do so next time; if not, the point is reclaimed.
                 with contextlib.suppress(StorageError):
                     if not self.renew(every):
                         return
@@ -66,23 +66,23 @@ class Held:
         thread.start()
         return thread
 
-    def let_go(self) -> None:
-        """Renew no longer. If the point has not ended, it is taken back in due time."""
+    def stop_renewing(self) -> None:
+        """Stop renewing the lease. If the point has not ended, it will be reclaimed."""
         self._ended.set()
 
     def report(self, step: int, value: float) -> None:
-        """Record a value on the way."""
+        """Record an intermediate value."""
         self._write(lambda: self.study.storage.set_trial_intermediate_value(self.trial_id, step, value))
 
     def should_prune(self) -> bool:
-        """Tell whether the study's pruner has seen enough."""
+        """Return whether the study's pruner ends the trial."""
         pruned = False
 
         def ask() -> None:
             nonlocal pruned
             pruned = self.study.optuna_trial(self.trial_id).should_prune()
 
-        self._write(ask)  # a pruner writes too
+        self._write(ask)  # a pruner also writes
         return pruned
 
     def finish(
@@ -94,9 +94,9 @@ class Held:
         pruned: bool = False,
         seconds: float | None = None,
     ) -> bool:
-        """End with a result; False if the point was taken back meanwhile, and the result is dropped.
+        """End with a result; return False if the point was reclaimed meanwhile, and the result is dropped.
 
-        ``seconds`` is what it took, if that is not the time since the point was taken.
+        ``seconds`` is the duration; by default the time since the point was taken.
         """
         storage, seconds = self.study.storage, time.monotonic() - self.began if seconds is None else seconds
         attributes = {SECONDS: round(seconds, 3), DIVERGED: diverged_at, FACTS: dict(facts or {})}
@@ -107,20 +107,20 @@ class Held:
                     self._write(partial(storage.set_trial_user_attr, self.trial_id, name, content))
             return self._write(lambda: storage.set_trial_state_values(self.trial_id, state, [value]))
         except StorageError as error:
-            raise StorageError(f"{error} The result of {self.point.key} could not be kept: {value:g}.") from error
+            raise StorageError(f"{error} The result of {self.point.key} could not be saved: {value:g}.") from error
         finally:
             self._ended.set()
 
     def fail(self, reason: str) -> bool:
-        """End without a result; False if the point was taken back before."""
+        """End without a result; return False if the point was reclaimed before."""
         self._ended.set()
         return self.study.fail(self.trial_id, reason)
 
     def _write(self, write: Callable[[], object]) -> bool:
-        """Write, and wait for a database that is away; False if the trial has been ended by another process."""
+        """Write, waiting for a database that does not respond; return False if another process has ended the trial."""
 
         def act() -> bool:
-            with storage_errors(self.study.place):
+            with storage_errors(self.study.location):
                 try:
                     write()
                 except UpdateFinishedTrialError:

@@ -1,8 +1,8 @@
-"""Who holds a point, and whether that one is still alive.
+"""Leases: which process holds a point, and whether it is still alive.
 
-A holder renews its lease by counting up. Whoever watches needs no clock that agrees with the holder's: a lease has run
-out when it has not moved for so long by the watcher's own clock. On one and the same machine a dead process is seen
-at once, and one that is seen to be alive is given more time: code that lets no thread run keeps it from renewing.
+A holder renews its lease by incrementing a counter. Clocks need not agree: a lease has expired when its counter has
+not changed for some time on the observer's own clock. On the same machine a dead process is detected at once, and a
+live one gets more time: code that blocks all threads keeps it from renewing.
 """
 
 import contextlib
@@ -14,17 +14,15 @@ from typing import Any
 
 __all__ = ["LEASE", "Watch", "holder", "is_dead", "renew_after"]
 
-LEASE = (
-    20.0  # seconds without a sign of life after which a point is taken back; renewed four times in that time, at first
-)
-# A point that has been taken is signed at once; one without a signature was taken by a process that died in between.
+LEASE = 20.0  # seconds without renewal after which a point is reclaimed; at first renewed four times in that time
+# A point is signed as soon as it is taken; one without a signature was taken by a process that died in between.
 UNSIGNED = 5.0
-_RAREST = 80.0  # seconds between two renewals of a point that is held for long: a journal has a line for each
-_TIMES_IF_ALIVE = 10  # how much longer a lease lasts whose holder is seen to be alive
+_MAX_INTERVAL = 80.0  # seconds between renewals of a point that is held for long: each one adds a line to the journal
+_FACTOR_IF_ALIVE = 10  # how much longer a lease lasts if its holder is known to be alive
 
 
 def _machine() -> str:
-    """Return what two processes share if one can see the other: a boot of a machine, and its process numbers."""
+    """Return an id of this boot and process namespace; processes with the same id can see each other."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
         return f"{boot} {os.readlink('/proc/self/ns/pid')}"
@@ -33,9 +31,9 @@ def _machine() -> str:
 
 
 def _state(pid: int) -> tuple[str, str | None]:
-    """Return a process's state, and when it was started in the kernel's own unit: None if it has ended."""
+    """Return a process's state, and its start time in kernel ticks: None if it has ended."""
     try:
-        # The name, in brackets, may hold anything; what follows it does not.
+        # The name, in brackets, may contain anything; the fields after it may not.
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
         return "X", None
@@ -43,7 +41,7 @@ def _state(pid: int) -> tuple[str, str | None]:
 
 
 def holder(worker: str) -> dict[str, Any]:
-    """Return what a lease says about the process that holds it.
+    """Return the signature of this process for a lease.
 
     >>> holder("a")["worker"], is_dead(holder("a"))
     ('a', False)
@@ -52,18 +50,18 @@ def holder(worker: str) -> dict[str, Any]:
 
 
 def renew_after(lease: float, age: float) -> float:
-    """Return after how many seconds a point that has been held for so long is renewed next.
+    """Return the seconds until the next renewal of a point that has been held for ``age`` seconds.
 
-    The longer it is held, the more rarely: a run of hours can wait for minutes until it is taken back.
+    The longer it is held, the rarer: a run of hours can wait for minutes until it is reclaimed.
 
     >>> renew_after(20.0, 0.0), renew_after(20.0, 160.0), renew_after(20.0, 1e6)
     (5.0, 20.0, 80.0)
     """
-    return max(lease / 4, min(age / 8, _RAREST))
+    return max(lease / 4, min(age / 8, _MAX_INTERVAL))
 
 
 def is_dead(lease: Mapping[str, Any]) -> bool:
-    """Tell whether a lease's holder ran on this machine, and no longer does.
+    """Return whether a lease's holder ran on this machine, and no longer does.
 
     >>> is_dead(holder("a") | {"born": "1"})
     True
@@ -78,8 +76,8 @@ def _is_here(lease: Mapping[str, Any]) -> bool:
     return bool(here) and lease.get("machine") == here
 
 
-def _is_at_work(lease: Mapping[str, Any]) -> bool:
-    """Tell whether a lease's holder is another process of this machine that runs: it has not been stopped."""
+def _is_alive(lease: Mapping[str, Any]) -> bool:
+    """Return whether a lease's holder is another process on this machine that is running, and not stopped."""
     pid = int(lease.get("pid", 0))
     if pid == os.getpid() or not _is_here(lease):
         return False
@@ -88,23 +86,23 @@ def _is_at_work(lease: Mapping[str, Any]) -> bool:
 
 
 class Watch:
-    """Looks at leases again and again, and says which have run out.
+    """Observes leases and decides which have expired.
 
-    Time counts only while it looks: where it could not, as the storage was away or this process was stopped, the
-    holders may not have been able to renew either.
+    Only time between regular observations counts: while the storage does not respond or this process is stopped,
+    holders may not be able to renew either.
 
     >>> watch = Watch(lease=0.0)
     >>> other = {"machine": "another", "beat": 1}
-    >>> watch.has_run_out("a point", other), watch.has_run_out("a point", other | {"beat": 2})
+    >>> watch.has_expired("a point", other), watch.has_expired("a point", other | {"beat": 2})
     (False, False)
     """
 
     def __init__(self, lease: float = LEASE) -> None:
         self.lease = lease
-        self.seen: dict[Hashable, tuple[Any, float, float]] = {}  # the last beat, how long ago, and when that was said
+        self.seen: dict[Hashable, tuple[Any, float, float]] = {}  # the last beat, its age, and when it was checked
 
-    def has_run_out(self, what: Hashable, lease: Mapping[str, Any] | None) -> bool:
-        """Tell whether nobody holds ``what`` any more."""
+    def has_expired(self, what: Hashable, lease: Mapping[str, Any] | None) -> bool:
+        """Return whether the lease of ``what`` has expired."""
         if lease is not None and is_dead(lease):
             return True
         now, beat = time.monotonic(), None if lease is None else (lease.get("worker"), lease.get("beat"))
@@ -114,15 +112,15 @@ class Watch:
         if lease is None:
             return waited > min(self.lease, UNSIGNED)
         allowed = max(self.lease, 4 * float(lease.get("every", 0.0)))
-        return waited > allowed * (_TIMES_IF_ALIVE if _is_at_work(lease) else 1)
+        return waited > allowed * (_FACTOR_IF_ALIVE if _is_alive(lease) else 1)
 
-    def forget_all_but(self, held: "set[Hashable]") -> None:
-        """Forget what is held no longer.
+    def keep_only(self, held: "set[Hashable]") -> None:
+        """Forget everything that is no longer held.
 
         >>> watch = Watch()
-        >>> watch.has_run_out("a", None)
+        >>> watch.has_expired("a", None)
         False
-        >>> watch.forget_all_but(set())
+        >>> watch.keep_only(set())
         >>> watch.seen
         {}
         """

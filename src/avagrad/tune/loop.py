@@ -1,4 +1,4 @@
-"""The loop of a search: queue what it wants, have it run, read what came out, until nothing is wanted."""
+"""The loop of a search: queue the next points, wait for workers, read the results, until it is done."""
 
 import contextlib
 import math
@@ -25,7 +25,7 @@ __all__ = ["SearchLoop", "TuningError"]
 
 
 class TuningError(RuntimeError):
-    """A search cannot go on; the message says why, and that what is finished is kept.
+    """A search cannot continue; the message says why, and that finished points are kept.
 
     >>> issubclass(TuningError, RuntimeError)
     True
@@ -33,7 +33,7 @@ class TuningError(RuntimeError):
 
 
 class SearchLoop:
-    """A search under way: made by :func:`avagrad.tune.tune`, run once.
+    """A running search: made by :func:`avagrad.tune.tune`, run once.
 
     >>> SearchLoop.run.__name__
     'run'
@@ -59,10 +59,10 @@ class SearchLoop:
         self.watch = Watch(lease)
         self.began = time.monotonic()
         self.snapshot = Snapshot()
-        self.before: dict[str, int] = {}  # failures of earlier calls, which have been forgiven
+        self.before: dict[str, int] = {}  # failures of earlier calls, which no longer count
 
     def run(self, watcher: Callable[[Progress], object]) -> Result:
-        """Search to the end."""
+        """Run the search to its end."""
         try:
             with interrupt_on_sigterm():
                 return self._run(watcher)
@@ -70,8 +70,8 @@ class SearchLoop:
             self.study.patience = 0.0
             with contextlib.suppress(StorageError):
                 self.snapshot = self.study.snapshot()
-            raise Stopped(f"stopped: {self._kept()}; the same command goes on.") from None
-        except (StorageError, WorkerError) as error:  # a worker may be the first to see that the storage is gone
+            raise Stopped(f"stopped: {self._kept()}; run it again to resume.") from None
+        except (StorageError, WorkerError) as error:  # a worker may be the first to notice that the storage is gone
             kind = WorkerError if isinstance(error, WorkerError) else StorageError
             raise kind(f"{error}{self._rescued()}") from error.__cause__
         finally:
@@ -83,7 +83,7 @@ class SearchLoop:
     def _run(self, watcher: Callable[[Progress], object]) -> Result:
         self.snapshot = self.study.snapshot()
         self.before = {key: len(reasons) for key, reasons in self.snapshot.failures.items()}
-        self.there = {record.point.key for record in self.snapshot.records}
+        self.finished_before = {record.point.key for record in self.snapshot.records}
         self.study.note_search(self._facts())
         now = self._plan()
         self.study.withdraw({point.key for point in self._wanted(now)})
@@ -93,8 +93,8 @@ class SearchLoop:
             pause = 0.05
             while not now.done:
                 self.pool.check(self.snapshot)
-                self.study.take_back(self.snapshot, self.watch)
-                self._refuse_what_never_works()
+                self.study.reclaim(self.snapshot, self.watch)
+                self._raise_if_nothing_works()
                 queued = self.study.queue(self._wanted(now), self.snapshot)
                 watcher(self._progress(now))
                 self.pool.wait(pause)
@@ -108,7 +108,7 @@ class SearchLoop:
             self.pool.stop()
         return self._result(now)
 
-    # --- what is known, and what is wanted ---
+    # --- known scores, and the next points ---
 
     def _records(self) -> list[Record]:
         return [
@@ -116,7 +116,7 @@ class SearchLoop:
         ]
 
     def _known(self, seeds: tuple[int, ...]) -> dict[Cell, Score]:
-        """Return what is known by these seeds: cells that have all of them, those that failed for good included."""
+        """Return the scores of cells that have all of these seeds, including those that failed permanently."""
         records = [record for record in self._records() if record.seed in seeds]
         done = {record.point.key for record in records}
         points = [Point(*cell, seed) for cell in self.reach.cells() for seed in seeds]
@@ -125,7 +125,7 @@ class SearchLoop:
         return scores(records, direction=self.study.direction, seeds=len(seeds))
 
     def _search(self) -> dict[str, Any]:
-        """Return the arguments of the search, with what is known now."""
+        """Return the arguments of the search, with the scores known now."""
         known = {"known": self._known(self.seeds), "by_first_seed": self._known(self.seeds[:1])}
         options = {"start": self.start, "margin": self.margin, "extend": self.extend}
         return {"method": self.method, "space": self.space} | known | options
@@ -144,27 +144,27 @@ class SearchLoop:
         points = (Point(*cell, seed) for cell in now.cells for seed in self.seeds[: 1 if now.coarse else None])
         return [point for point in points if point.key not in done and not self._has_failed(point.key)]
 
-    # --- what has failed ---
+    # --- failures ---
 
     def _failures(self, key: str) -> list[str]:
-        """Return what went wrong with a point in this call, where it was the point's own fault or may have been."""
+        """Return the reasons of a point's failures in this call that are, or may be, its own fault."""
         return faults(self.snapshot.failures.get(key, ())[self.before.get(key, 0) :])
 
     def _has_failed(self, key: str) -> bool:
-        """Tell whether a point is given up. Machines die more often than a point is to blame for it."""
+        """Return whether a point is given up. Deaths of workers count less, since they are rarely the point's fault."""
         reasons = self._failures(key)
         deaths = sum(reason.startswith((DIED, LOST)) for reason in reasons)
         return len(reasons) - deaths > self.retries or deaths > 3 * (self.retries + 1)
 
-    def _refuse_what_never_works(self) -> None:
-        """Give up where no point has ever given a result: then the objective is wrong, and not the point."""
+    def _raise_if_nothing_works(self) -> None:
+        """Give up if no point has ever given a result: then the objective is wrong, not the point."""
         if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.held.values()):
-            return  # or may yet give one
+            return  # one may still give a result
         for key in self.snapshot.failures:
             if self._has_failed(key):
                 reasons = self._failures(key)
                 raise TuningError(
-                    f"{reasons[-1]}: at {key}, {len(reasons)} times of {len(reasons)}, and no point has given a result "
+                    f"{reasons[-1]}: at {key}, {len(reasons)} of {len(reasons)} times, and no point has given a result "
                     f"yet; {self._kept()}."
                 )
 
@@ -173,25 +173,25 @@ class SearchLoop:
     def _kept(self) -> str:
         done = len(self.snapshot.records)
         points = "point is" if done == 1 else "points are"
-        return f"{done} finished {points} kept in {described(self.study.place)}"
+        return f"{done} finished {points} kept in {described(self.study.location)}"
 
     def _rescued(self) -> str:
-        """Keep what this process knows beside a file that is gone."""
-        if is_url(self.study.place) or not self.snapshot.records or Path(self.study.place).exists():
+        """Save the known records next to a storage file that is gone."""
+        if is_url(self.study.location) or not self.snapshot.records or Path(self.study.location).exists():
             return ""
-        rescued = Path(f"{self.study.place}.rescued.jsonl")
+        rescued = Path(f"{self.study.location}.rescued.jsonl")
         with contextlib.suppress(OSError):
             rescued.parent.mkdir(parents=True, exist_ok=True)
             write_records(rescued, self.snapshot.records)
             return (
-                f" What was known, {len(self.snapshot.records)} points, is in {rescued}: "
-                "`avagrad study import` makes a study of it."
+                f" The {len(self.snapshot.records)} known points are saved in {rescued}: "
+                "`avagrad study import` makes a study of them."
             )
         return ""
 
     def _progress(self, now: Plan) -> Progress:
-        total = max(now.at_most * len(self.seeds), len(self._records()))
         done = len(self._records())
+        total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
         times = [record.seconds for record in self._records() if record.seconds is not None]
         busy = max(1, len(self.snapshot.held))
         left = sum(times) / len(times) * (total - done) / busy if times else None
@@ -214,9 +214,9 @@ class SearchLoop:
             else:
                 found = Verdict(now.confirmed, now.rings, verdict(now))
         keys = dict.fromkeys(Point(*cell, seed).key for cell in now.space.cells() for seed in self.seeds)
-        # The study may hold more than this search has asked for.
-        asked = set(replay(**self._search()).order)
-        trials = tuple(record for record in self._records() if record.point.cell in asked)
+        # The study may have more points than this search has evaluated.
+        evaluated = set(replay(**self._search()).order)
+        trials = tuple(record for record in self._records() if record.point.cell in evaluated)
         return Result(
             best,
             trials,
@@ -225,7 +225,7 @@ class SearchLoop:
             path=now.path,
             at_ends=_at_ends(now.space, now.pick),
             extended=_extended(self.space, now.space),
-            new=sum(record.point.key not in self.there for record in trials),
+            new=sum(record.point.key not in self.finished_before for record in trials),
             stage=now.stage,
         )
 
@@ -235,7 +235,7 @@ def _axes(space: Space) -> list[Axis]:
 
 
 def _at_ends(space: Space, cell: Cell | None) -> tuple[str, ...]:
-    """Return the axes at an end of which the pick is: it may be better still beyond."""
+    """Return the axes that have the pick at an end: values beyond it may be better still."""
     if cell is None:
         return ()
     long = [line for line in _axes(space) if len(line) > 2]

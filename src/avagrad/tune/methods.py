@@ -1,23 +1,23 @@
-"""The methods of searching: lines, separable, grid. Each goes from stage to stage, by what is known alone.
+"""The search methods: lines, separable, grid. Each yields its stages; known scores alone decide on the next.
 
 - ``lines``: over lr at the start's eps, then over eps at the best lr, each from coarse to fine: every second value,
   counted from the start (every fourth, then every second, on an axis of more than 16), then the neighbours of the best.
-  Along eps, where losses are often level, a second dip among the coarse values is followed up as well. Last come those
-  neighbours of the pick on both axes that are not known yet; while one of them is better, the search moves there. A
-  pick at an end of an axis extends it, at most twice, where that is allowed. Coarse values need one seed, all others
-  need all. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells where no neighbour is better, and 2 more where there
+  Along eps, where losses are often flat, a second dip among the coarse values is refined as well. The last stage
+  evaluates the unknown neighbours of the pick on both axes; while one of them is better, the search moves there. A
+  pick at an end of an axis extends it, at most twice, if that is allowed. Coarse values need one seed, all others
+  need all seeds. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells if no neighbour is better, and 2 more if there
   is a second dip.
 - ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
-  of the best cell, up to eight. A better neighbour means that lr and eps do not part here: the eps line is repeated at
-  the neighbour's lr, the best of that line gets a ring of its own, and so on until a ring finds nothing better. On
-  21 x 21 values that is at most 21 + 20 + 6 = 47 cells where the first ring confirms.
+  of the best cell, up to eight. A better neighbour means that lr and eps are not separable here: the eps line is
+  repeated at the neighbour's lr, the best of that line gets its own ring, and so on until a ring finds nothing better.
+  On 21 x 21 values that is at most 21 + 20 + 6 = 47 cells if the first ring confirms.
 - ``grid``: every cell.
 
-Where one axis is absent, or has one value, every method is a single line.
+If one axis is absent, or has one value, every method is a single line.
 
-**It ends.** Better implies an earlier rank: margin and error are not negative. So each neighbour that is moved to, and
-the best of a line through it, ranks strictly earlier than the pick before. No cell is picked twice, and there are
-finitely many.
+**Termination.** Better implies an earlier rank: margin and error are not negative. So each neighbour that the search
+moves to, and the best of a line through it, ranks strictly earlier than the pick before. No cell is picked twice, and
+there are finitely many.
 """
 
 import itertools
@@ -32,8 +32,8 @@ from avagrad.tune.space import NAMES, Cell, Space
 __all__ = ["METHODS", "widest"]
 
 METHODS = ("lines", "separable", "grid")
-_EXTENSIONS = 2  # of an axis, at most
-_LONG = 16  # values of an axis whose first stride is 2; that of a longer one is 4
+_MAX_EXTENSIONS = 2  # of one axis
+_LONG = 16  # the first stride is 2 on an axis of up to so many values, and 4 on a longer one
 
 
 def widest(space: Space) -> Space:
@@ -45,13 +45,13 @@ def widest(space: Space) -> Space:
     """
     for name in NAMES:
         for end in (0, -1):
-            for _ in range(_EXTENSIONS):
+            for _ in range(_MAX_EXTENSIONS):
                 space = space.extended(name, space.cells()[end])
     return space
 
 
 class Known(NamedTuple):
-    """What a method works with."""
+    """The input of a method."""
 
     space: Space
     known: Mapping[Cell, Score]
@@ -61,22 +61,22 @@ class Known(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Step:
-    """A stage of a search: it goes on to the next one when all of these cells are known."""
+class Stage:
+    """A stage of a search. It ends when all of its cells are known."""
 
-    stage: str
+    name: str
     cells: tuple[Cell, ...]
     pick: Cell | None
     path: tuple[Cell, ...]
-    rest: int = 0  # how many further cells the stages up to the next ring take at most
+    remaining: int = 0  # an upper bound on the further cells up to the next ring
     rings: int = 0
     confirmed: bool | None = None
     coarse: bool = False
-    space: Space | None = None  # where the axes were extended
+    space: Space | None = None  # with extended axes
 
 
-def steps(method: str, given: Known, extend: bool) -> Iterator[Step]:
-    """Return the stages of a search, one after the other; what is known decides on the next."""
+def stages(method: str, given: Known, extend: bool) -> Iterator[Stage]:
+    """Yield the stages of a search; the known scores decide on the next."""
     space, _, _, start, margin = given
     if method not in METHODS:
         raise ValueError(f"method is {method!r}, but must be one of {', '.join(METHODS)}.")
@@ -85,23 +85,23 @@ def steps(method: str, given: Known, extend: bool) -> Iterator[Step]:
     if not 0 <= margin < math.inf:
         raise ValueError(f"margin is {margin}, but must be finite and at least 0.")
     if method == "lines" and space.shape != (1, 1):
-        return _Lines(given, extend).steps()
+        return _Lines(given, extend).stages()
     if 1 in space.shape:
         return _line(given)
     return _separable(given) if method == "separable" else _grid(given)
 
 
 class _Lines:
-    """The search by lines. It keeps the space, whose axes may be extended on the way."""
+    """The search by lines. It may extend the axes of its space."""
 
     def __init__(self, given: Known, extend: bool) -> None:
         self.space, self.known, self.by_first_seed, self.start, self.margin = given
         self.path: tuple[Cell, ...] = (self.start,)
-        self.extensions = dict.fromkeys(NAMES, _EXTENSIONS if extend else 0)
+        self.extensions = dict.fromkeys(NAMES, _MAX_EXTENSIONS if extend else 0)
         rows, columns = self.space.shape
         self.names = [name for name, length in zip(NAMES, (rows, columns), strict=True) if length > 1]
 
-    def steps(self) -> Iterator[Step]:
+    def stages(self) -> Iterator[Stage]:
         pick = self.start
         for name in self.names:
             stage = f"line over {name}" + (f" at {at}" if any(at := pick._replace(**{name: None})) else "")
@@ -113,33 +113,33 @@ class _Lines:
             self.path = (*self.path, pick)
         yield from self._neighbours(pick)
 
-    def _line(self, name: str, at: Cell, stage: str) -> Generator[Step, None, Cell | None]:
+    def _line(self, name: str, at: Cell, stage: str) -> Generator[Stage, None, Cell | None]:
         """Search an axis through a cell, from coarse to fine; return its best cell."""
         line = self.space.along(name, at)
         later = self.names[self.names.index(name) + 1 :]
-        rest = sum(_most_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
+        remaining = sum(_max_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
         stride = _first_stride(len(line))
         cells = self._around(name, at, stride, len(line))
         pick = best(cells, self.by_first_seed)
-        yield self._step(stage, cells, pick, rest=rest + _most_refined(name, stride), coarse=True)
+        yield self._stage(stage, cells, pick, remaining=remaining + _max_refined(name, stride), coarse=True)
         dips = self._dips(name, cells, pick)
         while dips and stride > 1:
             stride //= 2
             near = [self._around(name, dip, stride, 1) for dip in dips]
             cells = tuple(dict.fromkeys(itertools.chain.from_iterable(near)))
             known = self.by_first_seed if stride > 1 else self.known
-            more = {"rest": rest + _most_refined(name, stride), "coarse": stride > 1}
-            yield self._step(stage, cells, best(cells, known), **more)
+            more = {"remaining": remaining + _max_refined(name, stride), "coarse": stride > 1}
+            yield self._stage(stage, cells, best(cells, known), **more)
             dips = [found for each in near if (found := best(each, known)) is not None]
         pick = best(dips, self.known)
-        if pick is None:  # all that was tried has failed, but not yet all
+        if pick is None:  # all cells so far have failed, but the line has more
             pick = best(line, self.known)
-            yield self._step(stage, line, pick, rest=rest)
+            yield self._stage(stage, line, pick, remaining=remaining)
         while pick is not None and self._extends(name, pick=pick):
             before, line = line, self.space.along(name, at)
             cells = tuple(cell for cell in line if cell == pick or cell not in before)
             pick = best(cells, self.known)
-            yield self._step(stage, cells, pick, rest=rest)
+            yield self._stage(stage, cells, pick, remaining=remaining)
         return pick
 
     def _dips(self, name: str, cells: tuple[Cell, ...], pick: Cell | None) -> list[Cell]:
@@ -156,22 +156,22 @@ class _Lines:
         second = best(others, self.by_first_seed)
         return [pick, second] if second else [pick]
 
-    def _neighbours(self, pick: Cell) -> Iterator[Step]:
+    def _neighbours(self, pick: Cell) -> Iterator[Stage]:
         confirmed = None
         for rings in itertools.count():
             near = tuple(cell for name in self.names for cell in self._around(name, pick, 1, 1) if cell != pick)
             stage = f"neighbours of {pick}"
-            yield self._step(stage, near, pick, rings=rings, confirmed=confirmed)
+            yield self._stage(stage, near, pick, rings=rings, confirmed=confirmed)
             to = best((cell for cell in near if better(self.known[cell], self.known[pick], self.margin)), self.known)
             if to is not None:
                 pick, confirmed = to, False
                 self.path = (*self.path, pick)
             elif not self._extends(*self.names, pick=pick):
-                yield self._step(stage, (), pick, rings=rings + (len(self.names) > 1), confirmed=True)
+                yield self._stage(stage, (), pick, rings=rings + (len(self.names) > 1), confirmed=True)
                 return
 
     def _around(self, name: str, cell: Cell, stride: int, most: int) -> tuple[Cell, ...]:
-        """Return the cell and, on either side, at most so many along an axis, a stride from one another."""
+        """Return the cell and up to ``most`` cells on either side of it along an axis, a stride apart."""
         line = self.space.along(name, cell)
         place = line.index(cell)
         return tuple(
@@ -179,7 +179,7 @@ class _Lines:
         )
 
     def _extends(self, *names: str, pick: Cell) -> bool:
-        """Extend the axes at an end of which the pick is, if they still may be; tell whether one was."""
+        """Extend the axes that have the pick at an end, as far as allowed; return whether one was extended."""
         before = self.space
         for name in names:
             longer = self.space.extended(name, pick) if self.extensions[name] else self.space
@@ -187,87 +187,87 @@ class _Lines:
             self.space = longer
         return self.space != before
 
-    def _step(self, stage: str, cells: tuple[Cell, ...], pick: Cell | None, **more: Any) -> Step:
-        return Step(stage, cells, pick, self.path, space=self.space, **more)
+    def _stage(self, stage: str, cells: tuple[Cell, ...], pick: Cell | None, **more: Any) -> Stage:
+        return Stage(stage, cells, pick, self.path, space=self.space, **more)
 
 
 def _first_stride(length: int) -> int:
     return 4 if length > _LONG else 2
 
 
-def _most_refined(name: str, stride: int) -> int:
-    """Return how many cells it takes at most to go from this stride to single steps."""
+def _max_refined(name: str, stride: int) -> int:
+    """Return an upper bound on the cells needed to refine from this stride to single steps."""
     return (4 if name == "eps" else 2) * (stride // 2)
 
 
-def _most_of_line(name: str, space: Space) -> int:
-    """Return how many cells of an axis the search by lines takes at most."""
+def _max_of_line(name: str, space: Space) -> int:
+    """Return an upper bound on the cells of an axis that the search by lines evaluates."""
     length = space.shape[NAMES.index(name)]
     stride = _first_stride(length)
-    return min(length, math.ceil(length / stride) + _most_refined(name, stride))
+    return min(length, math.ceil(length / stride) + _max_refined(name, stride))
 
 
-def _separable(given: Known) -> Iterator[Step]:
+def _separable(given: Known) -> Iterator[Stage]:
     space, known, _, start, margin = given
     _, columns = space.shape
     line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
     pick = best(line, known)
-    yield Step(stage, line, pick, (start,), rest=columns - 1 + _ring_at_most(space))
+    yield Stage(stage, line, pick, (start,), remaining=columns - 1 + _ring_at_most(space))
     if pick is None:
         yield _nothing(stage, start)
         return
     path = (start, pick)
     line, stage = space.along("eps", pick), f"line over eps at {Cell(pick.lr, None)}"
     pick = best(line, known)
-    yield Step(stage, line, pick, path, rest=_ring_at_most(space))
+    yield Stage(stage, line, pick, path, remaining=_ring_at_most(space))
     yield from _rings(space, known, pick, path, margin)
 
 
 def _rings(
     space: Space, known: Mapping[Cell, Score], pick: Cell | None, path: tuple[Cell, ...], margin: float
-) -> Iterator[Step]:
+) -> Iterator[Stage]:
     confirmed = None
     for rings in itertools.count():
-        assert pick is not None  # every line from here on has a cell that did not fail: the one that led to it
+        assert pick is not None  # every line from here on contains a cell that did not fail: the previous pick
         path = (*path, pick)
         ring, stage = space.neighbours(pick), f"ring around {pick}"
-        yield Step(stage, ring, pick, path, rings=rings, confirmed=confirmed)
+        yield Stage(stage, ring, pick, path, rings=rings, confirmed=confirmed)
         to = best((cell for cell in ring if better(known[cell], known[pick], margin)), known)
         if to is None:
-            yield Step(stage, (), pick, path, rings=rings + 1, confirmed=True)
+            yield Stage(stage, (), pick, path, rings=rings + 1, confirmed=True)
             return
         confirmed = False
         line = space.along("eps", to)
         pick = best(line, known)
-        yield Step(
+        yield Stage(
             f"line over eps at {Cell(to.lr, None)}", line, pick, path, _ring_at_most(space), rings + 1, confirmed
         )
 
 
-def _line(given: Known) -> Iterator[Step]:
-    """Run the only line there is; nothing is left to confirm then."""
+def _line(given: Known) -> Iterator[Stage]:
+    """Evaluate the only line; there is nothing to confirm."""
     space, known, _, start, _ = given
     rows, columns = space.shape
     name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
     stage = f"line over {name}" + (f" at {at}" if any(at) else "")
     pick = best(space.cells(), known)
-    yield Step(stage, space.cells(), pick, (start,))
-    yield Step(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
+    yield Stage(stage, space.cells(), pick, (start,))
+    yield Stage(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
 
 
-def _grid(given: Known) -> Iterator[Step]:
+def _grid(given: Known) -> Iterator[Stage]:
     space, known, _, start, _ = given
     stage = f"grid of {len(space)} cells"
     pick = best(space.cells(), known)
-    yield Step(stage, space.cells(), pick, (start,))
-    yield Step(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
+    yield Stage(stage, space.cells(), pick, (start,))
+    yield Stage(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
 
 
-def _nothing(stage: str, start: Cell) -> Step:
-    return Step(f"every point of the {stage} diverged or failed", (), None, (start,))
+def _nothing(stage: str, start: Cell) -> Stage:
+    return Stage(f"every point of the {stage} diverged or failed", (), None, (start,))
 
 
 def _ring_at_most(space: Space) -> int:
-    """Return how many unknown neighbours a cell has at most, where the eps line through it is known."""
+    """Return an upper bound on the unknown neighbours of a cell if the eps line through it is known."""
     rows, columns = (min(3, length) for length in space.shape)
     return (rows - 1) * columns

@@ -1,4 +1,4 @@
-"""How points are kept as trials of Optuna: their attributes, their states, and what these say."""
+"""How points are stored as Optuna trials: their attributes and states."""
 
 import math
 from collections.abc import Iterable, Mapping
@@ -21,7 +21,7 @@ LIVE = (TrialState.WAITING, TrialState.RUNNING)
 ABOUT, KEY, FAILED, DIVERGED, SECONDS, FACTS = "avagrad", "key", "failed", "diverged_at", "seconds", "facts"
 LEASE_KEY = "avagrad:lease"
 SEARCH = "avagrad:search"
-# What an ended trial says when its point was not at fault, and when it may have been.
+# The reasons of a failed trial: first those that are not the point's fault, then those that may be.
 GIVEN_BACK, DUPLICATE = "given back", "duplicate"
 DIED, LOST = "its worker died", "its worker showed no sign of life"
 
@@ -39,18 +39,18 @@ class Snapshot:
     records: tuple[Record, ...] = ()
     waiting: tuple[str, ...] = ()  # keys
     held: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
-    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: what went wrong, each time
+    failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: the reason of each failure
 
 
 def snapshot_of(trials: list[FrozenTrial], worst: float) -> Snapshot:
-    """Return what is finished, waiting, held and failed among trials that are points."""
+    """Return the finished, waiting, held and failed points among these trials."""
     records: dict[str, Record] = {}
     waiting, held = [], {}
     failures: dict[str, tuple[str, ...]] = {}
     for trial in trials:
         key = trial.user_attrs[KEY]
         if trial.state in FINISHED:
-            # Two are there if one was put in by `add` while the other was under way: the first one counts.
+            # There are two if one was added by `add` while the other was running: the first one counts.
             records.setdefault(key, record_of(trial, worst))
         elif trial.state == TrialState.WAITING:
             waiting.append(key)
@@ -62,9 +62,9 @@ def snapshot_of(trials: list[FrozenTrial], worst: float) -> Snapshot:
 
 
 def new_trial(point: Point, state: TrialState, value: float | None, attributes: Mapping[str, Any]) -> FrozenTrial:
-    """Return a trial of a point, as a storage takes it."""
+    """Return a trial of a point, for a storage."""
     axes = {name: x for name, x in (("lr", point.lr), ("eps", point.eps)) if x is not None}
-    # The range says nothing: points come from an axis. Optuna wants one, and the same for all trials.
+    # The range has no meaning, since points come from an axis. Optuna needs one, the same for all trials.
     anything = FloatDistribution(1e-300, 1e300, log=True)
     kept = {name: x for name, x in attributes.items() if x not in (None, {})}
     given = {"seed": point.seed} if state == TrialState.WAITING else {"seed": point.seed, **kept}
@@ -78,7 +78,7 @@ def new_trial(point: Point, state: TrialState, value: float | None, attributes: 
 
 
 def to_run(trials: list[FrozenTrial]) -> dict[str, int]:
-    """Return of each point that is not finished the number of the one trial that is to be run, or runs."""
+    """Return, for each point that is not finished, the number of the one trial that runs or is to be run."""
     finished = {trial.user_attrs[KEY] for trial in trials if trial.state in FINISHED}
     firsts: dict[str, int] = {}
     for trial in trials:
@@ -88,7 +88,7 @@ def to_run(trials: list[FrozenTrial]) -> dict[str, int]:
 
 
 def is_first(trial: FrozenTrial, firsts: dict[str, int]) -> bool:
-    """Tell whether a trial is the one of its point that is to be run."""
+    """Return whether a trial is the one to run for its point."""
     return firsts.get(trial.user_attrs[KEY]) == trial.number
 
 
@@ -110,5 +110,5 @@ def record_of(trial: FrozenTrial, worst: float) -> Record:
 
 
 def faults(reasons: Iterable[str]) -> list[str]:
-    """Return why a point has failed, without the times when it was not at fault."""
+    """Return the reasons that are, or may be, the point's own fault."""
     return [reason for reason in reasons if not reason.startswith((GIVEN_BACK, DUPLICATE))]

@@ -1,7 +1,7 @@
-"""What is known of the points that were run: a record for each, in files of JSON lines.
+"""Records of finished points, in JSON Lines files.
 
-A run that diverged is a result, not a gap: its value is the worst there is, infinity (minus infinity where more is
-better). JSON has no infinity, so its line has ``"value": null, "diverged": true``. NaN is read as divergence too.
+A run that diverged is a result, not a gap: its value is the worst one, infinity (minus infinity when maximizing).
+JSON has no infinity, so its line has ``"value": null, "diverged": true``. NaN is also read as divergence.
 """
 
 import json
@@ -34,9 +34,9 @@ def worst(direction: str) -> float:
 
 @dataclass(frozen=True)
 class Record:
-    """One run: where it was made, and what came out. An infinite value means that it diverged.
+    """One finished point and its value. An infinite value means that it diverged.
 
-    ``facts`` holds anything else that is worth keeping, such as a test error, as JSON can hold it.
+    ``facts`` has other results, such as a test error; its values must be valid JSON.
 
     >>> Record(lr=0.1, eps=1e-8, value=0.25, facts={"test": 0.3}).point.key
     'lr=0.1 eps=1e-08 seed=0'
@@ -45,7 +45,7 @@ class Record:
     >>> Record(lr=0.1, eps=1e-8, value=float("nan"))
     Traceback (most recent call last):
     ...
-    ValueError: value is nan, but must be a number, infinite where the run diverged.
+    ValueError: value is nan, but must be a number, infinite if the run diverged.
     """
 
     lr: float | None
@@ -64,12 +64,12 @@ class Record:
         if self.lr is None and self.eps is None:
             raise ValueError("lr and eps are None, but at least one of them must be a number.")
         _require("seed", self.seed, _whole(self.seed), "a whole number")
-        _require("value", self.value, _number(self.value), "a number, infinite where the run diverged")
+        _require("value", self.value, _number(self.value), "a number, infinite if the run diverged")
         object.__setattr__(self, "value", float(self.value))
         if self.diverged_at is not None:
             allowed = _whole(self.diverged_at) and self.diverged_at >= 0
             _require("diverged_at", self.diverged_at, allowed, "a whole number of at least 0, or None")
-            _require("diverged_at", self.diverged_at, self.diverged, "None where the value is finite")
+            _require("diverged_at", self.diverged_at, self.diverged, "None if the value is finite")
         _require("pruned", self.pruned, isinstance(self.pruned, bool), "True or False")
         if self.seconds is not None:
             allowed = _number(self.seconds) and 0 <= self.seconds < math.inf
@@ -77,7 +77,7 @@ class Record:
         _require("facts", self.facts, isinstance(self.facts, Mapping), "a mapping")
         for key in self.facts:
             _require("a key of facts", key, isinstance(key, str) and key not in _OWN, f"a text other than {_OWN}")
-        object.__setattr__(self, "facts", dict(self.facts))  # nobody else's, so it stays as it is
+        object.__setattr__(self, "facts", dict(self.facts))  # a private copy
 
     @property
     def diverged(self) -> bool:
@@ -93,9 +93,9 @@ class Record:
 def read_records(
     path: str | os.PathLike[str], *, direction: str = "minimize", bad: list[str] | None = None
 ) -> list[Record]:
-    r"""Return the records of a file, in its order; empty lines do not count, and unknown keys become facts.
+    r"""Return the records of a file, in its order; empty lines are skipped, and unknown keys become facts.
 
-    A line that is wrong is refused; with ``bad`` it is left out, and why is added there.
+    An invalid line is an error; with ``bad`` it is skipped, and the reason is appended to ``bad``.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -108,7 +108,7 @@ def read_records(
     found: dict[Point, tuple[int, Record]] = {}
     *lines, rest = Path(path).read_bytes().split(b"\n")
 
-    def refuse(at: int, why: str) -> None:
+    def reject(at: int, why: str) -> None:
         if bad is None:
             raise ValueError(f"{path}, line {at}: {why}")
         bad.append(f"line {at}: {why}")
@@ -119,17 +119,17 @@ def read_records(
         try:
             record = _record(json.loads(line.decode()), diverged)
         except (TypeError, ValueError, RecursionError) as error:
-            refuse(at, f"{str(error).rstrip('.')}.")
+            reject(at, f"{str(error).rstrip('.')}.")
             continue
         earlier, _ = found.setdefault(record.point, (at, record))
         if earlier != at:
-            refuse(
+            reject(
                 at,
                 f"there is a record for {record.point.key} on line {earlier} already, but there must be one for each"
                 " point.",
             )
     if rest.strip():
-        refuse(
+        reject(
             len(lines) + 1,
             "the last line does not end with a line break, so it is half-written, and must be completed or deleted.",
         )
@@ -137,9 +137,9 @@ def read_records(
 
 
 def write_records(path: str | os.PathLike[str], records: Iterable[Record]) -> None:
-    r"""Write records to a file, a line each; whoever reads it meanwhile sees the old file or the new one, whole.
+    r"""Write records to a file, one line each. The file is replaced atomically.
 
-    Numbers among the facts that are not finite become null: JSON has no others.
+    Non-finite numbers among the facts become null.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -161,23 +161,24 @@ def _line(record: Record) -> str:
     line |= {"seed": record.seed, "value": None if record.diverged else record.value}
     if record.diverged:
         line["diverged"] = True
-    # What is as it is by default says nothing.
+    # Default values are left out.
     line |= {name: getattr(record, name) for name in ("diverged_at", "seconds") if getattr(record, name) is not None}
     if record.pruned:
         line["pruned"] = True
     try:
         return json.dumps(line | _plain(record.facts), allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
-        raise TypeError(f"facts of {record.point.key} is {record.facts!r}, which JSON cannot hold: {error}.") from None
+        what = f"facts of {record.point.key} is {record.facts!r}"
+        raise TypeError(f"{what}, which is not JSON serializable: {error}.") from None
 
 
 def _record(line: Any, diverged: float) -> Record:
     """Return the record of a line. ``diverged`` is the value of a run that diverged."""
     _require("the line", line, isinstance(line, dict), "an object in braces")
     if "value" not in line:
-        raise ValueError("value is missing, but must be there, null where the run diverged.")
-    said, value = line.get("diverged", False), line["value"]
-    _require("diverged", said, isinstance(said, bool), "true or false")
+        raise ValueError("value is missing, but is required: null if the run diverged.")
+    has_diverged, value = line.get("diverged", False), line["value"]
+    _require("diverged", has_diverged, isinstance(has_diverged, bool), "true or false")
     if isinstance(value, str):
         try:
             value = float(value)
@@ -185,19 +186,19 @@ def _record(line: Any, diverged: float) -> Record:
             value = None
         _require("value", line["value"], value is not None and not math.isfinite(value), "a number, or 'inf' or 'nan'")
     if value is None:
-        _require("value", value, said, 'a number where there is no "diverged": true')
+        _require("value", value, has_diverged, 'a number unless there is "diverged": true')
         value = diverged
     elif isinstance(value, float) and not math.isfinite(value):
         value = diverged
-    elif said:
-        _require("value", value, False, 'null where there is "diverged": true')
+    elif has_diverged:
+        _require("value", value, False, 'null if there is "diverged": true')
     own = {key: line[key] for key in ("seed", "diverged_at", "pruned", "seconds") if key in line}
     facts = {key: item for key, item in line.items() if key not in _OWN}
     return Record(line.get("lr"), line.get("eps"), value=value, facts=facts, **own)
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can hold it: what is not a finite number becomes null."""
+    """Return a value as valid JSON: numbers that are not finite become null."""
     if isinstance(value, Mapping):
         return {key: _plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -214,7 +215,7 @@ def _number(value: Any) -> bool:
         return False
     try:
         return not math.isnan(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         return False
 
 

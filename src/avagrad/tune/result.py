@@ -1,4 +1,4 @@
-"""What a search tells of itself: how far it is, and what it has found."""
+"""The progress and the result of a search."""
 
 from dataclasses import dataclass, field
 
@@ -11,10 +11,10 @@ __all__ = ["Best", "Progress", "Result", "Verdict"]
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a search is.
+    """The progress of a search.
 
     >>> Progress(3, 47, 1, "line over lr at eps 0.1", Cell(1.0, 0.1), 0.25, 88.0).summary()
-    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 under way, 1:28 left'
+    'line over lr at eps 0.1: 3 of 47 done, best 0.25 at lr 1, eps 0.1, 1 running, 1:28 left'
     """
 
     done: int
@@ -26,12 +26,12 @@ class Progress:
     seconds_left: float | None
 
     def summary(self) -> str:
-        """Return it in one line."""
+        """Return the progress in one line."""
         parts = [f"{self.done} of {self.total} done"]
         if self.at is not None:
             parts.append(f"best {self.best:.4g} at {self.at}")
         if self.held:
-            parts.append(f"{self.held} under way")
+            parts.append(f"{self.held} running")
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
             hours, minutes = divmod(minutes, 60)
@@ -55,27 +55,27 @@ class Best:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the neighbours of a pick say, where there is no grid to measure on.
+    """Whether the neighbours of a pick confirm it, if there is no grid to measure on.
 
     >>> Verdict(True, 1, "No neighbour is better.").summary()
     'No neighbour is better.'
     """
 
     confirmed: bool | None
-    rings: int  # how many were needed; lr and eps part where the first one confirms
-    words: str
+    rings: int  # how many were needed; lr and eps are separable if the first one confirms
+    text: str
 
     def summary(self) -> str:
-        """Return it in a sentence."""
-        return self.words
+        """Return the verdict in a sentence."""
+        return self.text
 
 
 @dataclass(frozen=True)
 class Result:
-    """What a search has found.
+    """The result of a search.
 
     ``best`` is None if every point diverged or failed; ``trials`` are the records of this search's axes and seeds;
-    ``failed`` has the points that did not give a result, with what went wrong.
+    ``failed`` has the points without a result, with the reasons.
 
     >>> Result(None, (), None, {}, ()).summary()
     'No point has given a finite value.'
@@ -86,24 +86,24 @@ class Result:
     separability: Separability | Verdict | None
     failed: dict[str, str]
     path: tuple[Cell, ...]
-    at_ends: tuple[str, ...] = ()  # the axes at an end of which the pick is
-    extended: tuple[str, ...] = ()  # the axes that the search has extended, and to what
+    at_ends: tuple[str, ...] = ()  # the axes that have the pick at an end
+    extended: tuple[str, ...] = ()  # the axes that the search has extended, and how far
     new: int | None = field(default=None, compare=False)  # how many of the trials were run in this call
     stage: str = ""  # how the search ended
 
     def summary(self) -> str:
-        """Say in a few sentences what was found."""
+        """Return the result in a few sentences."""
         if self.best is None:
             return f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
         cell, count = Cell(self.best.lr, self.best.eps), len(self.trials)
-        before = f" ({count - self.new} were there already)" if self.new is not None and self.new < count else ""
+        before = f" ({count - self.new} from earlier runs)" if self.new is not None and self.new < count else ""
         parts = [
             f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}{before}."
         ]
         if self.separability is not None:
             parts.append(self.separability.summary())
         if self.extended:
-            parts.append(f"The best was at an end, so the search went on: {', '.join(self.extended)}.")
+            parts.append(f"The best was at an end, so the search was extended: {', '.join(self.extended)}.")
         if self.at_ends:
             parts.append(f"It is at an end of the {' and the '.join(self.at_ends)} axis: try a wider one.")
         if self.failed:

@@ -1,13 +1,13 @@
-"""What is known of a cell, and which cell is the best.
+"""Scores of cells, and which cell is the best.
 
-**Ranks.** A complete cell comes before a pruned one, whose loss is that of a shorter run; of the same kind the lower
-loss comes first. A cell that diverged, or failed for good, has an infinite loss and is never picked.
+**Ranks.** A complete cell comes before a pruned one, whose loss is from a shorter run; among cells of the same kind
+the lower loss comes first. A cell that diverged, or failed permanently, has an infinite loss and is never picked.
 
-**Ties.** Of cells with the same rank the middle one is taken, the lower of two: the middle of a plateau is the safest.
-On a grid that is the middle one of the tied lrs, then the middle one of the tied eps at that lr.
+**Ties.** Among cells with the same rank the middle one is picked, the lower of two: the middle of a plateau is the
+safest. On a grid that is the middle one of the tied lrs, then the middle one of the tied eps at that lr.
 
-**Noise.** A neighbour is *better* where it is complete and the cell is pruned, or where both are of the same kind and
-its mean loss is lower by more than ``margin`` plus the standard error of the difference, which is 0 with one seed. The
+**Noise.** A neighbour is *better* if it is complete and the cell is pruned, or if both are of the same kind and its
+mean loss is lower by more than ``margin`` plus the standard error of the difference, which is 0 with one seed. The
 best of a line is the lowest mean.
 """
 
@@ -26,7 +26,7 @@ __all__ = ["Score", "best", "best_so_far", "better", "scores"]
 
 @dataclass(frozen=True)
 class Score:
-    """What is known of a cell: the mean loss over its seeds, to be made small, and that mean's standard error.
+    """The score of a cell: the mean loss over its seeds (lower is better), and the standard error of that mean.
 
     >>> Score(0.5).error, Score(float("inf")).failed
     (0.0, True)
@@ -39,7 +39,7 @@ class Score:
 
     def __post_init__(self) -> None:
         if math.isnan(self.loss) or self.loss == -math.inf:
-            raise ValueError(f"loss is {self.loss}, but must be a number, or inf where a run diverged or failed.")
+            raise ValueError(f"loss is {self.loss}, but must be a number, or inf if a run diverged or failed.")
         if not self.error >= 0:
             raise ValueError(f"error is {self.error}, but must be a number of at least 0.")
         if self.count < 1:
@@ -47,12 +47,12 @@ class Score:
 
     @property
     def failed(self) -> bool:
-        """Whether a run of this cell diverged or failed for good."""
+        """Whether a run of this cell diverged or failed permanently."""
         return self.loss == math.inf
 
     @property
     def rank(self) -> tuple[bool, bool, float]:
-        """What cells are compared by: complete ones first, then pruned ones, and last what failed."""
+        """The sort key of cells: complete ones first, then pruned ones, then failed ones."""
         return self.failed, self.pruned, self.loss
 
 
@@ -81,7 +81,7 @@ def scores(records: Iterable[Record], *, direction: str = "minimize", seeds: int
 
 
 def better(score: Score, than: Score, margin: float = 0.0) -> bool:
-    """Return whether a score is better than another one by more than margin and noise explain.
+    """Return whether a score is better than another one by more than margin and noise.
 
     >>> better(Score(0.5), Score(0.6)), better(Score(0.5), Score(0.6), margin=0.2)
     (True, False)
@@ -102,18 +102,18 @@ def best(cells: Iterable[Cell], known: Mapping[Cell, Score]) -> Cell | None:
     >>> best(line, {line[0]: Score(0.2), line[1]: Score(0.1), line[2]: Score(0.1), line[3]: Score(0.1)})
     Cell(lr=3.0, eps=None)
     """
-    there = [cell for cell in cells if cell in known and not known[cell].failed]
-    if not there:
+    candidates = [cell for cell in cells if cell in known and not known[cell].failed]
+    if not candidates:
         return None
-    first = min(known[cell].rank for cell in there)
-    tied = [cell for cell in there if known[cell].rank == first]
+    first = min(known[cell].rank for cell in candidates)
+    tied = [cell for cell in candidates if known[cell].rank == first]
     # In a space an axis is absent from all cells or from none, so None is never compared with a number.
     lr = _middle({cell.lr for cell in tied})
     return Cell(lr, _middle({cell.eps for cell in tied if cell.lr == lr}))
 
 
 def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[float]:
-    """Return the lowest loss after each trial; a pruned cell does not lower it, since its loss is a shorter run's.
+    """Return the lowest loss after each trial; pruned cells do not count, since their losses are from shorter runs.
 
     >>> line = [Cell(1.0, None), Cell(2.0, None), Cell(3.0, None)]
     >>> best_so_far(line, {line[0]: Score(0.5), line[1]: Score(0.7), line[2]: Score(0.1)})
@@ -136,6 +136,6 @@ def _score(runs: list[Record], sign: int) -> Score:
         loss = fmean(losses)
     except OverflowError:
         loss = math.fsum(value / len(losses) for value in losses)
-    # Not statistics.stdev: squares of large losses leave the range of floats, which hypot does not.
+    # Not statistics.stdev: squares of large losses overflow, hypot does not.
     error = math.hypot(*(value - loss for value in losses)) / math.sqrt(len(runs) * max(len(runs) - 1, 1))
     return Score(loss, error, len(runs), pruned)

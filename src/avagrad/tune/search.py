@@ -1,13 +1,13 @@
-"""Which point to try next. Pure: what a search wants is a function of what is known, so it can stop and go on anywhere.
+"""Which cells to evaluate next: a pure function of the results so far, so a search can be resumed at any point.
 
-The methods are in :mod:`avagrad.tune.methods`; which cell is better, in :mod:`avagrad.tune.scores`.
+The methods are in :mod:`avagrad.tune.methods`; the comparison of cells is in :mod:`avagrad.tune.scores`.
 """
 
 import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from avagrad.tune.methods import METHODS, Known, steps, widest
+from avagrad.tune.methods import METHODS, Known, stages, widest
 from avagrad.tune.scores import Score, best, best_so_far, better, scores
 from avagrad.tune.space import Cell, Space
 
@@ -16,17 +16,17 @@ __all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better"
 
 @dataclass(frozen=True)
 class Plan:
-    """What a search wants next, and what it has found so far.
+    """The next cells of a search, and its results so far.
 
-    - ``space``: the space, with what its axes were extended by
-    - ``cells``: what has to be evaluated now; none of them is known
+    - ``space``: the space, with its axes as far as they were extended
+    - ``cells``: the cells to evaluate now; none of them is known
     - ``coarse``: whether one seed of these cells is enough
     - ``pick``: the best so far under the method's rule
-    - ``stage``: what is being done, for people
+    - ``stage``: a description of the current stage
     - ``path``: the start and then the best of each stage
-    - ``confirmed``: what the last ring said; None before the first one and where there is none
-    - ``rings``: how many rings have been completed; lr and eps part where the first one confirms
-    - ``at_most``: how many cells it takes in all, at most, if the next ring confirms
+    - ``confirmed``: whether the last ring found nothing better; None before the first one and without rings
+    - ``rings``: the number of completed rings; lr and eps are separable if the first one confirms
+    - ``at_most``: an upper bound on the total number of cells, if the next ring confirms
 
     >>> from avagrad.tune.space import axis
     >>> plan("grid", Space(axis([1, 2], "lr"), None), {}, start=Cell(1.0, None)).done
@@ -55,10 +55,10 @@ def plan(
     by_first_seed: Mapping[Cell, Score] | None = None,
     extend: bool = False,
 ) -> Plan:
-    """Return what a search wants next, given what is known.
+    """Return the next cells of a search, given the known scores.
 
-    ``by_first_seed`` is what is known of cells by their first seed alone; without, there is one seed. ``extend`` lets
-    the search by lines extend an axis.
+    ``by_first_seed`` has the scores of cells from their first seed alone; by default there is one seed. ``extend``
+    allows the search by lines to extend an axis.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
@@ -71,33 +71,33 @@ def plan(
     """
     by_first_seed = known if by_first_seed is None else by_first_seed
     wanted: dict[Cell, None] = {}
-    for step in steps(method, Known(space, known, by_first_seed, start, margin), extend):
-        wanted |= dict.fromkeys(step.cells)
-        there = by_first_seed if step.coarse else known
-        unknown = tuple(cell for cell in dict.fromkeys(step.cells) if cell not in there)
+    for stage in stages(method, Known(space, known, by_first_seed, start, margin), extend):
+        wanted |= dict.fromkeys(stage.cells)
+        scored = by_first_seed if stage.coarse else known
+        unknown = tuple(cell for cell in dict.fromkeys(stage.cells) if cell not in scored)
         if unknown:
             break
-    # Only the last step wants nothing that is unknown: every other one is passed by as soon as its cells are known.
-    space = step.space or space
+    # Only the last stage has no unknown cells: every other one is passed as soon as its cells are known.
+    space = stage.space or space
     return Plan(
         space=space,
         cells=unknown,
-        coarse=step.coarse,
-        pick=step.pick,
+        coarse=stage.coarse,
+        pick=stage.pick,
         done=not unknown,
-        stage=step.stage,
-        path=tuple(cell for cell, _ in itertools.groupby(step.path)),
-        confirmed=step.confirmed,
-        rings=step.rings,
-        at_most=min(len(wanted) + step.rest, len(space)),
+        stage=stage.name,
+        path=tuple(cell for cell, _ in itertools.groupby(stage.path)),
+        confirmed=stage.confirmed,
+        rings=stage.rings,
+        at_most=min(len(wanted) + stage.remaining, len(space)),
     )
 
 
 @dataclass(frozen=True)
 class Replay:
-    """What a search would have found on a finished grid, and what it would have paid.
+    """The result and the cost of a search that is replayed on a finished grid.
 
-    ``order`` holds the cells in the order of their evaluation, ``curve`` the lowest loss after each.
+    ``order`` has the cells in the order of their evaluation, ``curve`` the lowest loss after each.
 
     >>> Replay(Cell(1.0, None), Score(0.5), (Cell(1.0, None),), (Cell(1.0, None),), True, 0, (0.5,)).trials
     1
@@ -113,7 +113,7 @@ class Replay:
 
     @property
     def trials(self) -> int:
-        """How many cells were paid for."""
+        """The number of evaluated cells."""
         return len(self.order)
 
 
@@ -127,7 +127,7 @@ def replay(
     by_first_seed: Mapping[Cell, Score] | None = None,
     extend: bool = False,
 ) -> Replay:
-    """Run a search on what is known already, as if it had to be paid for; the arguments are those of :func:`plan`.
+    """Run a search on known scores and count what it evaluates; the arguments are those of :func:`plan`.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-8:1:9", "eps"))
@@ -141,10 +141,10 @@ def replay(
     paid_once: dict[Cell, Score] = {}  # for the first seed
     search = {"start": start, "margin": margin, "by_first_seed": paid_once, "extend": extend}
     while not (now := plan(method, space, paid, **search)).done:  # type: ignore[arg-type]
-        there = by_first_seed if now.coarse else known
+        scored = by_first_seed if now.coarse else known
         for cell in now.cells:
-            if cell not in there:
-                raise ValueError(f"known has no {cell}, but must have all that the {method} search wants: {now.stage}.")
+            if cell not in scored:
+                raise ValueError(f"known has no {cell}, but must have all cells of the {method} search: {now.stage}.")
             paid_once[cell] = by_first_seed[cell]
             if not now.coarse:
                 paid[cell] = known[cell]

@@ -1,7 +1,8 @@
-"""Whether lr and eps can be tuned one after the other: measured on a finished grid, or read off a search's ring.
+"""Whether lr and eps can be tuned one after the other: measured on a finished grid, or from a search's ring.
 
-The *ridge* is the best lr at each eps. Where it is flat the two part: any eps serves to find the lr, and a line over lr
-and a line over eps find what the grid finds. Where it is a slope of 1 in logarithms, only their ratio matters.
+The *ridge* is the best lr at each eps. If it is flat, the two are separable: the best lr can be found at any eps, and
+a line over lr and a line over eps find the best cell of the grid. If its slope in logarithms is 1, only their ratio
+matters.
 """
 
 import math
@@ -18,22 +19,22 @@ __all__ = ["Budget", "Separability", "budgets", "separability", "two_digits", "v
 
 @dataclass(frozen=True)
 class Separability:
-    """How far lr and eps part on a grid, and what two lines and a ring would have found there.
+    """How separable lr and eps are on a grid, and what two lines and a ring find there.
 
-    - ``ridge``: each eps with its best lr, None where all of its cells diverged or failed. Of tied lrs it takes the one
-      that is nearest to the best cell's, so that a plateau never counts as a move
+    - ``ridge``: each eps with its best lr, None if all of its cells diverged or failed. Among tied lrs it is the one
+      nearest to the best cell's, so that a plateau never counts as a move
     - ``moves``: how far the ridge moves, in steps of the lr axis
     - ``slope``, ``slope_at_large_eps``: the least-squares slope of log lr against log eps over the ridge, and over the
-      upper half of the eps axis; None where fewer than two points are left
+      upper half of the eps axis; None with fewer than two points
     - ``share``: the share of all eps at which the ridge is at the best cell's lr
-    - ``stays``: from which to which eps, around the best cell's, the ridge stays within one step of the best cell's lr,
-      and ``decades``, how many powers of ten that is
+    - ``stays``: the range of eps, around the best cell's, in which the ridge stays within one step of the best cell's
+      lr; ``decades`` is its length in powers of ten
     - ``best``, ``best_loss``: the best cell of the grid
-    - ``pick``, ``pick_loss``, ``regret``, ``trials``, ``rings``, ``confirmed``: what the separable search finds there,
-      how much worse that is, and what it pays
-    - ``cells``: how many cells the grid has
+    - ``pick``, ``pick_loss``, ``regret``, ``trials``, ``rings``, ``confirmed``: the result of the separable search,
+      how much worse it is than the best cell, and its cost
+    - ``cells``: the number of cells of the grid
 
-    What is None or infinite has no value: every cell diverged, or the search's first line did.
+    None or infinity means that there is no value: every cell diverged, or the search's first line did.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-3:1e3:7", "lr"), axis("1e-4:1:5", "eps"))
@@ -64,13 +65,13 @@ class Separability:
     def summary(self) -> str:
         """Return the findings in two or three sentences."""
         if self.best is None or self.stays is None:
-            return f"All {self.cells} cells of the grid diverged or failed, so nothing can be said of lr and eps."
-        there = [eps for eps, lr in self.ridge if lr is not None]
+            return f"All {self.cells} cells of the grid diverged or failed, so nothing is known about lr and eps."
+        working = [eps for eps, lr in self.ridge if lr is not None]
         moves = f"moves by {_count(self.moves, 'step')}" if self.moves else "does not move"
         slopes = f"slope {two_digits(self.slope)}; {two_digits(self.slope_at_large_eps)} at large eps"
-        gone = len(self.ridge) - len(there)
-        if gone:
-            slopes += f"; no lr works at {gone} of the eps"
+        failed = len(self.ridge) - len(working)
+        if failed:
+            slopes += f"; no lr works at {failed} of the eps"
         found = (
             f"Two lines and {_count(self.rings, 'ring')} find {self.pick} in {self.trials} trials instead of"
             f" {self.cells}, {self._worse()}."
@@ -78,8 +79,8 @@ class Separability:
             else f"The first line, of {self.trials} trials, finds nothing: each of them diverged or failed."
         )
         return (
-            f"The best lr {moves} over eps from {shown(there[0])} to {shown(there[-1])} ({slopes}). It is the overall"
-            f" best at {100 * self.share:.0f} % of the eps and stays within one step of it from"
+            f"The best lr {moves} over eps from {shown(working[0])} to {shown(working[-1])} ({slopes}). It is the"
+            f" overall best at {100 * self.share:.0f} % of the eps and stays within one step of it from"
             f" {shown(self.stays[0])} to {shown(self.stays[1])}. {found}"
         )
 
@@ -92,7 +93,7 @@ class Separability:
 
 
 def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, margin: float = 0.0) -> Separability:
-    """Measure on a complete grid how far lr and eps part.
+    """Measure on a complete grid how separable lr and eps are.
 
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis("1e-4:1:5", "lr"), axis("1e-4:1:5", "eps"))
@@ -114,7 +115,7 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
     best_place, at = space.indices(top) if top is not None else (0, 0)
     places = [_on_ridge([known[Cell(lr, eps)] for lr in lrs], best_place) for eps in all_eps]
     ridge = tuple((eps, None if place is None else lrs[place]) for eps, place in zip(all_eps, places, strict=True))
-    there = [place for place in places if place is not None]
+    working = [place for place in places if place is not None]
 
     near = [place is not None and abs(place - best_place) <= 1 for place in places]
     first = last = at
@@ -129,10 +130,10 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
     pick_loss = found.score.loss if found.score is not None else math.inf
     return Separability(
         ridge=ridge,
-        moves=max(there, default=0) - min(there, default=0),
+        moves=max(working, default=0) - min(working, default=0),
         slope=_slope(ridge),
         slope_at_large_eps=_slope(ridge[len(ridge) // 2 :]),
-        share=there.count(best_place) / len(places),
+        share=working.count(best_place) / len(places),
         stays=stays,
         decades=math.log10(stays[1]) - math.log10(stays[0]) if stays else 0.0,
         best=top,
@@ -148,7 +149,7 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
 
 
 def verdict(plan: Plan) -> str:
-    """Return what a search's ring says of its pick.
+    """Return in a sentence whether a search's ring confirms its pick.
 
     >>> from avagrad.tune.search import plan
     >>> from avagrad.tune.space import axis
@@ -163,7 +164,7 @@ def verdict(plan: Plan) -> str:
     if plan.confirmed is None:
         return f"The best of the whole grid is {plan.pick}."
     if not plan.confirmed:
-        return f"A neighbour was better, so two lines are not enough here: the search goes on from {plan.pick}."
+        return f"A neighbour was better, so two lines are not enough here: the search moves to {plan.pick}."
     if plan.rings == 0:
         return f"The best of the line is {plan.pick}, and there is no other line."
     if plan.rings == 1:
@@ -173,7 +174,7 @@ def verdict(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class Budget:
-    """What a search paid, what it got for that, and the lowest loss after each trial.
+    """The cost of a search, its result, and the lowest loss after each trial.
 
     >>> Budget("Adam", 2, 0.5, Cell(0.1, 0.1), (0.7, 0.5)).after(1)
     0.7
@@ -186,12 +187,12 @@ class Budget:
     curve: tuple[float, ...]
 
     def after(self, trials: int) -> float:
-        """Return the lowest loss after so many trials; a search that ended earlier keeps what it had."""
+        """Return the lowest loss after so many trials; for a search that ended earlier, its last one."""
         return self.curve[min(trials, self.trials) - 1] if trials > 0 and self.curve else math.inf
 
 
 def budgets(searches: Mapping[str, Replay]) -> list[Budget]:
-    """Return what searches, each under a name, found for their trials: to be compared at the same number.
+    """Return the budgets of named searches, to be compared at the same number of trials.
 
     >>> line = (Cell(1.0, None), Cell(2.0, None))
     >>> found = Replay(line[1], Score(0.5), line, line, True, 0, (0.7, 0.5))
@@ -205,7 +206,7 @@ def budgets(searches: Mapping[str, Replay]) -> list[Budget]:
 
 
 def _on_ridge(row: list[Score], best_place: int) -> int | None:
-    """Return where the best score of a row stands, of ties the one nearest to a place; None where all failed."""
+    """Return the index of the best score of a row, among ties the one nearest to a place; None if all failed."""
     if all(score.failed for score in row):
         return None
     return min(range(len(row)), key=lambda place: (row[place].rank, abs(place - best_place), place))
@@ -223,9 +224,9 @@ def _count(number: int, thing: str) -> str:
 
 
 def two_digits(slope: float | None) -> str:
-    """Return a slope as it is shown.
+    """Return a slope as text with two decimals.
 
     >>> two_digits(0.3849), two_digits(-0.001), two_digits(None)
     ('0.38', '0.00', 'unknown')
     """
-    return "unknown" if slope is None else f"{round(slope, 2) + 0.0:.2f}"  # 0 is added since -0.0 reads oddly
+    return "unknown" if slope is None else f"{round(slope, 2) + 0.0:.2f}"  # adding 0 avoids -0.0

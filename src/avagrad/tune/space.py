@@ -1,7 +1,7 @@
-"""Where a search looks: axes of values for lr and eps, the grid that they span, and the paper's grids.
+"""The search space: axes of values for lr and eps, the grid that they span, and the paper's grids.
 
-Every value is kept to 12 significant digits, so that a value and the text that names it are the same thing: a point can
-be found again by its key, in any file and on any machine.
+Every value is rounded to 12 significant digits, so that it survives being written as text: a point can be found again
+by its key, in any file and on any machine.
 """
 
 import itertools
@@ -14,9 +14,9 @@ from typing import Any, NamedTuple, Self
 __all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "kept", "shown"]
 
 NAMES = ("lr", "eps")
-DEFAULT_EPS = 0.1  # where lr and eps were found to part best: far from both Adam (small eps) and SGD (large eps)
-MOST_VALUES = 10_000  # a longer axis is a slip of the keyboard
-_LEAST, _MOST = 1e-300, 1e300  # what Optuna takes
+DEFAULT_EPS = 0.1  # where lr and eps were most separable: far from both Adam (small eps) and SGD (large eps)
+MAX_VALUES = 10_000  # a longer axis is a typing error
+_MIN, _MAX = 1e-300, 1e300  # the range that Optuna accepts
 
 
 def _decades(factors: tuple[int, ...], first: float, last: float) -> tuple[float, ...]:
@@ -28,10 +28,10 @@ _PAPER = {
     "paper": {"lr": _decades((1, 5), 5e-7, 5e3), "eps": _decades((1, 2), 1e-8, 1e2)},
     "paper-chars": {"lr": _decades((2,), 2e-4, 2e3), "eps": _decades((1, 5), 1e-8, 1e2)},
 }
-_WORDS = f"{', '.join(map(repr, _PAPER))}, 'low:high:count' such as '1e-4:1e3:15', or numbers such as '0.1, 1, 10'"
+_FORMATS = f"{', '.join(map(repr, _PAPER))}, 'low:high:count' such as '1e-4:1e3:15', or numbers such as '0.1, 1, 10'"
 
 
-# By the name of an optimizer: the values of lr and of eps that have been found to be enough to begin with.
+# The default values of lr and of eps for each optimizer.
 _STEP, _SCALED, _EPS = "1e-4:1:9", "1e-3:1e3:13", "1e-8:100:11"
 USUAL_AXES: dict[str, tuple[str, str | None]] = {
     "avastep": (_STEP, _EPS),
@@ -44,7 +44,7 @@ USUAL_AXES: dict[str, tuple[str, str | None]] = {
 
 
 def kept(value: float) -> float:
-    """Return a value as it is kept: to 12 significant digits.
+    """Return a value rounded to 12 significant digits.
 
     >>> kept(0.1 + 0.2), kept(1e-8)
     (0.3, 1e-08)
@@ -53,7 +53,7 @@ def kept(value: float) -> float:
 
 
 def shown(value: float) -> str:
-    """Return a value as text that gives the same value back.
+    """Return a value as text that is read as the same value.
 
     >>> shown(1000.0), shown(1e-8), shown(0.1 + 0.2)
     ('1000', '1e-08', '0.3')
@@ -62,7 +62,7 @@ def shown(value: float) -> str:
 
 
 class Cell(NamedTuple):
-    """One lr and one eps; None where there is no such axis.
+    """One lr and one eps; None for an absent axis.
 
     >>> str(Cell(lr=1.0, eps=1e-8)), str(Cell(lr=None, eps=0.1))
     ('lr 1, eps 1e-08', 'eps 0.1')
@@ -76,7 +76,7 @@ class Cell(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A cell and a seed: what one run is made for.
+    """A cell and a seed: the input of one trial.
 
     >>> Point(lr=0.1, eps=1e-8, seed=0).key, Point(lr=0.1, eps=None, seed=2).key
     ('lr=0.1 eps=1e-08 seed=0', 'lr=0.1 seed=2')
@@ -108,7 +108,7 @@ class Point(NamedTuple):
             point = cls(found["lr"], found["eps"], int(parts["seed"]))
         except (AttributeError, KeyError, ValueError):
             point = None
-        # Comparing the texts refuses, at once, all that is nearly a key: other orders, other digits, further parts.
+        # Comparing the texts also rejects near misses: another order, other digits, more parts.
         if point is None or point.key != key:
             raise ValueError(f"key is {key!r}, but must be the key of a point such as 'lr=0.1 eps=1e-08 seed=0'.")
         return point
@@ -152,8 +152,8 @@ class Axis:
         """The value in the middle, the lower one of two."""
         return self.values[(len(self.values) - 1) // 2]
 
-    def place(self, value: float, called: str | None = None) -> int:
-        """Return where a value stands on the axis, or say which values are nearest to it."""
+    def index(self, value: float, called: str | None = None) -> int:
+        """Return the index of a value on the axis, or raise an error that names the nearest values."""
         called = called or self.name
         value = _value(called, value)
         if value in self.values:
@@ -165,7 +165,7 @@ class Axis:
         )
 
     def extended(self, end: float) -> "Axis":
-        """Return the axis with two more values beyond an end, spaced as those before; the same if it is not an end.
+        """Return the axis with two more values beyond an end, spaced like the last ones; the same if it is not an end.
 
         >>> Axis("lr", (0.01, 0.1, 1)).extended(1.0).values, Axis("lr", (0.01, 0.1, 1)).extended(0.1).values
         ((0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))
@@ -174,21 +174,21 @@ class Axis:
             return self
         upwards = end == self.values[-1]
         values = list(self.values) if upwards else list(reversed(self.values))
-        for _ in range(2):  # by what the value before the last grew by in two steps: {1, 5} x 10^k goes on as it is
+        for _ in range(2):  # uses the ratio over two steps, which continues {1, 5} x 10^k
             values.append(
                 values[-2] * (values[-2] / values[-4]) if len(values) > 3 else values[-1] * (values[-1] / values[-2])
             )
         try:
             return Axis(self.name, tuple(values if upwards else reversed(values)))
-        except ValueError:  # beyond all floats, or values that were not spaced evenly
+        except ValueError:  # beyond the range of floats, or values that were not spaced evenly
             return self
 
 
 def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis | None:
-    """Return an axis from what people write: a number, numbers, or a text; None is an axis that is absent.
+    """Return an axis from a number, numbers, or a text; None for an absent axis.
 
-    A text is a number, numbers between commas, ``low:high:count`` (evenly spaced in the logarithm, both ends included),
-    or the name of a grid:
+    A text is a number, comma-separated numbers, ``low:high:count`` (log-spaced, both ends included), or the name of a
+    grid:
 
     - ``"paper"``, the CIFAR grid, 21 values each: lr is 5e-7 and then {1, 5} x 10^k from 1e-6 to 5e3; eps is
       {1, 2} x 10^k from 1e-8 to 20, and then 100 (200 is not in it);
@@ -213,7 +213,7 @@ def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis 
     if isinstance(given, str):
         return Axis(name, _from_text(given, name))
     if isinstance(given, Iterable):
-        return Axis(name, given)  # type: ignore[arg-type]  # it makes a tuple of any iterable, and refuses the rest
+        return Axis(name, given)  # type: ignore[arg-type]  # any iterable becomes a tuple
     return Axis(name, (given,))
 
 
@@ -221,26 +221,26 @@ Values = Axis | float | str | Iterable[float] | None
 
 
 def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis | None, Axis | None]:
-    """Return both axes as they are given; where neither is, those that are usual for an optimizer.
+    """Return both axes; if neither is given, the default ones of an optimizer.
 
     >>> [len(line) for line in axes_of(None, None, "avastep")], axes_of([0.1, 1], None, "avastep")[1]
     ([9, 11], None)
     >>> axes_of(None, None, "lion")
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or give lr and eps.
+    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
     if lr is None and eps is None and optimizer is not None:
         if optimizer not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
-            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or give lr and eps.")
+            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")
         lr, eps = USUAL_AXES[optimizer]
     return axis(lr, "lr"), axis(eps, "eps")
 
 
 @dataclass(frozen=True)
 class Space:
-    """The cells of a search: every lr with every eps, or one line where an axis is absent.
+    """The cells of a search: every lr with every eps, or one line if an axis is absent.
 
     >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
     >>> len(space), str(space.start())
@@ -258,7 +258,7 @@ class Space:
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
         if self.lr is None and self.eps is None:
-            raise ValueError("lr and eps are None, but at least one of them must be an axis; or name the optimizer.")
+            raise ValueError("lr and eps are None, but at least one of them must be an axis; or pass optimizer.")
 
     def __len__(self) -> int:
         rows, columns = self.shape
@@ -269,21 +269,21 @@ class Space:
 
     @property
     def shape(self) -> tuple[int, int]:
-        """How many lr and how many eps there are; an absent axis counts as one."""
+        """The number of lr and of eps values; an absent axis counts as one."""
         return len(self._columns[0]), len(self._columns[1])
 
     def cells(self) -> tuple[Cell, ...]:
-        """Return all cells, all eps of the first lr first."""
+        """Return all cells, row by row: all eps of the first lr first."""
         return tuple(itertools.starmap(Cell, itertools.product(*self._columns)))
 
     def indices(self, cell: Cell) -> tuple[int, int]:
-        """Return where a cell stands on the lr axis and on the eps axis: 0 on an axis that is absent.
+        """Return the indices of a cell on the lr axis and on the eps axis: 0 for an absent axis.
 
         >>> Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).indices(Cell(3.0, 0.1))
         (2, 0)
         """
         row, column = (
-            self._place(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
+            self._index(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
         )
         return row, column
 
@@ -300,7 +300,7 @@ class Space:
         return tuple(other for other in itertools.starmap(Cell, itertools.product(*near)) if other != cell)
 
     def along(self, name: str, cell: Cell) -> tuple[Cell, ...]:
-        """Return the cells of the line over an axis that a cell is on.
+        """Return the cells of the line through a cell along an axis.
 
         >>> [str(cell) for cell in Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).along("eps", Cell(2.0, 0.1))]
         ['lr 2, eps 0.1', 'lr 2, eps 0.2']
@@ -308,7 +308,7 @@ class Space:
         return tuple(cell._replace(**{name: value}) for value in self._columns[NAMES.index(name)])
 
     def extended(self, name: str, cell: Cell) -> "Space":
-        """Return the space with an axis extended beyond the end at which a cell is; the same if it is at none.
+        """Return the space with an axis extended beyond a cell at its end; the same if the cell is not at an end.
 
         >>> Space(axis([1, 10, 100], "lr"), None).extended("lr", Cell(100.0, None)).lr.values
         (1.0, 10.0, 100.0, 1000.0, 10000.0)
@@ -317,7 +317,7 @@ class Space:
         return self if line is None else replace(self, **{name: line.extended(getattr(cell, name))})
 
     def start(self, start_lr: float | None = None, start_eps: float | None = None) -> Cell:
-        """Return the cell where a search begins: eps 0.1 where it is on the axis, else the middle of each axis.
+        """Return the cell where a search begins: eps 0.1 if it is on the axis, else the middle of each axis.
 
         >>> Space(axis("1e-4:1:5", "lr"), axis("1e-8:1:9", "eps")).start(start_lr=0.5)
         Traceback (most recent call last):
@@ -328,10 +328,10 @@ class Space:
         for name, given, line in zip(NAMES, (start_lr, start_eps), (self.lr, self.eps), strict=True):
             if line is None:
                 if given is not None:
-                    raise ValueError(f"start_{name} is {given!r}, but must be None where there is no {name} axis.")
+                    raise ValueError(f"start_{name} is {given!r}, but must be None without an {name} axis.")
                 found.append(None)
             elif given is not None:
-                found.append(line.values[line.place(given, f"start_{name}")])
+                found.append(line.values[line.index(given, f"start_{name}")])
             else:
                 found.append(DEFAULT_EPS if name == "eps" and DEFAULT_EPS in line.values else line.middle)
         return Cell(*found)
@@ -341,27 +341,27 @@ class Space:
         return (self.lr.values if self.lr else (None,)), (self.eps.values if self.eps else (None,))
 
     @staticmethod
-    def _place(name: str, value: float | None, line: Axis | None) -> int:
+    def _index(name: str, value: float | None, line: Axis | None) -> int:
         if line is None and value is None:
             return 0
         if line is None or value is None:
             allowed = "None: there is no such axis" if line is None else "a value of its axis"
             raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
-        return line.place(value)
+        return line.index(value)
 
 
 def _value(name: str, value: Any) -> float:
-    """Return a value as an axis keeps it, or refuse it."""
+    """Return a rounded value, or reject it."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} has the value {value!r}, but a value must be a number.")
     try:
         number = float(value)
-    except OverflowError:  # an integer beyond all floats
+    except OverflowError:  # an integer beyond the range of floats
         number = math.inf
     if not 0 < number < math.inf:
         raise ValueError(f"{name} has the value {number!r}, but a value must be finite and above 0.")
-    if not _LEAST <= number <= _MOST:
-        raise ValueError(f"{name} has the value {number!r}, but a value must be from {_LEAST:g} to {_MOST:g}.")
+    if not _MIN <= number <= _MAX:
+        raise ValueError(f"{name} has the value {number!r}, but a value must be from {_MIN:g} to {_MAX:g}.")
     return kept(number)
 
 
@@ -374,12 +374,12 @@ def _from_text(text: str, name: str) -> tuple[float, ...]:
             return tuple(float(part) for part in word.split(","))
         low, high, count = (read(part) for read, part in zip((float, float, int), word.split(":"), strict=True))
     except ValueError:
-        raise ValueError(f"{name} is {text!r}, but must be one of {_WORDS}.") from None
+        raise ValueError(f"{name} is {text!r}, but must be one of {_FORMATS}.") from None
     low, high = _value(name, low), _value(name, high)
     if not low < high:
         raise ValueError(f"{name} is {text!r}, but must have its low end, {shown(low)}, below its high end.")
-    if not 2 <= count <= MOST_VALUES:
-        raise ValueError(f"{name} is {text!r}, but must have a count from 2 to {MOST_VALUES}.")
+    if not 2 <= count <= MAX_VALUES:
+        raise ValueError(f"{name} is {text!r}, but must have a count from 2 to {MAX_VALUES}.")
     first, last = math.log10(low), math.log10(high)
     between = (10 ** (first + (last - first) * i / (count - 1)) for i in range(1, int(count) - 1))
     return (low, *between, high)

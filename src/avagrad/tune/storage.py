@@ -1,4 +1,4 @@
-"""Where a study is kept: a journal file or any database that Optuna knows; and its errors, as sentences."""
+"""Storages of studies: a journal file, or any database that Optuna supports; and their error messages."""
 
 import contextlib
 import json
@@ -17,16 +17,16 @@ from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
 __all__ = ["StorageError", "described", "is_url", "open_storage", "patiently", "storage_errors"]
 
-# A process that is killed while it writes leaves its lock; after so many seconds the others remove it.
+# A process that is killed while it writes leaves its lock; after so many seconds other processes remove it.
 GRACE = 3
-# How long a database may be away, as when it is restarted, before a study gives up.
+# How long a database may not respond, for example during a restart, before a study gives up.
 PATIENCE = 60.0
 
 T = TypeVar("T")
 
 
 class StorageError(RuntimeError):
-    """The storage cannot be used; the message says which, why, and what to do.
+    """The storage cannot be used; the message says which one, why, and what to do.
 
     >>> issubclass(StorageError, RuntimeError)
     True
@@ -34,16 +34,18 @@ class StorageError(RuntimeError):
 
 
 class _AwayError(StorageError):
-    """A database that does not answer, and may do so again."""
+    """A database that does not respond, but may do so later."""
 
 
 class _Journal(JournalFileBackend):
-    """Optuna's journal file, which survives more: a half line that a killed process or a full disk has left is cut off
-    before the next one is written, and a file that has been removed is missed, not begun anew.
-    """  # noqa: D205
+    """Optuna's journal file, made more robust.
+
+    An incomplete line, left by a killed process or a full disk, is cut off before the next one is written. A file that
+    has been removed is an error, and is not created again.
+    """
 
     def __init__(self, path: Path) -> None:
-        # An absolute path, and a lock that is a file of its own: the age of the lock is then the lock's own.
+        # An absolute path, and a separate lock file, whose age is the age of the lock.
         super().__init__(str(path), JournalFileOpenLock(str(path), grace_period=GRACE))
         self.path, self.inode = path, path.stat().st_ino
 
@@ -55,7 +57,7 @@ class _Journal(JournalFileBackend):
         text = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
         self._lock.acquire()
         try:
-            # It is not made if it is gone. Others append too, should this process be held up until its lock is removed.
+            # Without O_CREAT: a removed file stays removed. O_APPEND: others may write if this process loses its lock.
             append = os.open(self.path, os.O_RDWR | os.O_APPEND | getattr(os, "O_BINARY", 0))
             with FileIO(append, "r+b") as file:
                 self._check(os.fstat(file.fileno()))
@@ -64,18 +66,18 @@ class _Journal(JournalFileBackend):
                     text = text[file.write(text) :]
                 os.fsync(file.fileno())
         finally:
-            with contextlib.suppress(RuntimeError):  # another has removed it, since this process was held up for long
+            with contextlib.suppress(RuntimeError):  # another process has removed it, since this one was stalled
                 self._lock.release()
 
     def _check(self, now: os.stat_result) -> None:
-        # A new file may get the number of the one that was removed, but it is not as long.
+        # A new file may get the inode of the removed one, but it is shorter.
         read = next(reversed(self._log_number_offset.values()))
         if now.st_ino != self.inode or now.st_size < read:
             raise FileNotFoundError("it has been replaced by another file")
 
 
 def _cut_half_line(file: FileIO) -> None:
-    """Cut off what follows the last line break."""
+    """Truncate after the last line break."""
     end = size = file.seek(0, os.SEEK_END)
     while end:
         file.seek(end - 1)
@@ -87,7 +89,7 @@ def _cut_half_line(file: FileIO) -> None:
 
 
 def is_url(storage: str | os.PathLike[str]) -> bool:
-    """Tell whether a storage is a database's URL; it is a journal file otherwise.
+    """Return whether a storage is a database's URL; it is a journal file otherwise.
 
     >>> is_url("postgresql://host/db"), is_url("runs/mine.journal")
     (True, False)
@@ -96,7 +98,7 @@ def is_url(storage: str | os.PathLike[str]) -> bool:
 
 
 def described(storage: str | os.PathLike[str]) -> str:
-    """Return a storage's name as it may be shown: without a password.
+    """Return a storage's name for messages, without its password.
 
     >>> described("postgresql://me:secret@host/db")
     'postgresql://me:***@host/db'
@@ -106,13 +108,13 @@ def described(storage: str | os.PathLike[str]) -> str:
         return name
     try:
         name = sqlalchemy.engine.make_url(name).render_as_string(hide_password=True)
-    except (sqlalchemy.exc.ArgumentError, ValueError):  # it is wrong; there may be a password in it all the same
+    except (sqlalchemy.exc.ArgumentError, ValueError):  # it is invalid, but may still contain a password
         name = re.sub("://.*@", "://***@", name)
     return re.sub("(pass[^=&]*=)[^&]*", r"\1***", name)
 
 
 def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> BaseStorage:
-    """Open, or make, a journal file or a database.
+    """Open or create a journal file or a database.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -124,7 +126,7 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
             return optuna.storages.get_storage(_open_database(os.fspath(storage)))
         path = Path(storage).expanduser().resolve()
         if path.is_dir():
-            raise IsADirectoryError("it is a folder; name a file, such as runs/mine.journal")
+            raise IsADirectoryError("it is a folder; choose a file, such as runs/mine.journal")
         if create:
             path.parent.mkdir(parents=True, exist_ok=True)
         elif not path.exists():
@@ -133,7 +135,7 @@ def open_storage(storage: str | os.PathLike[str], *, create: bool = True) -> Bas
 
 
 def _open_database(url: str) -> RDBStorage:
-    # A connection that the server has closed meanwhile is noticed and made anew.
+    # Replaces connections that the server has closed.
     options = {} if url.startswith("sqlite") else {"pool_pre_ping": True}
     try:
         sqlalchemy.engine.make_url(url)
@@ -143,16 +145,16 @@ def _open_database(url: str) -> RDBStorage:
         try:
             return RDBStorage(_with_driver(url), options)
         except (sqlalchemy.exc.IntegrityError, sqlalchemy.exc.ProgrammingError):
-            # Of several processes that find an empty database, one can make the tables; the others then find them.
+            # If several processes find an empty database, one can create the tables; the others then find them.
             if not tries_left:
                 raise
         except RuntimeError as error:
-            raise StorageError(f"storage is {described(url)!r}, which another Optuna has made: {error}") from error
+            raise StorageError(f"storage is {described(url)!r}, made by another Optuna version: {error}") from error
     raise AssertionError
 
 
 def _with_driver(url: str) -> str:
-    """Let plain postgresql:// mean psycopg, which our extra installs; SQLAlchemy would look for psycopg2."""
+    """Make plain postgresql:// use psycopg, which our extra installs; SQLAlchemy's default is psycopg2."""
     for scheme in ("postgresql://", "postgres://"):
         if url.startswith(scheme):
             return "postgresql+psycopg://" + url.removeprefix(scheme)
@@ -161,13 +163,13 @@ def _with_driver(url: str) -> str:
 
 @contextlib.contextmanager
 def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
-    """Turn what goes wrong with a storage into a sentence that names it.
+    """Convert errors of a storage into a :class:`StorageError` that names it.
 
     >>> with storage_errors("runs/mine.journal"):
     ...     raise FileNotFoundError(2, "No such file or directory")
     Traceback (most recent call last):
     ...
-    avagrad.tune.storage.StorageError: storage is 'runs/mine.journal', which is gone or was never there: ...
+    avagrad.tune.storage.StorageError: storage is 'runs/mine.journal', which is missing: ...
     """
     name = described(storage)
     try:
@@ -175,37 +177,37 @@ def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
     except StorageError:
         raise
     except FileNotFoundError as error:
-        raise StorageError(f"storage is {name!r}, which is gone or was never there: {error}.") from error
+        raise StorageError(f"storage is {name!r}, which is missing: {error}.") from error
     except OSError as error:
         raise StorageError(f"storage is {name!r}, which cannot be read or written: {error}.") from error
     except ImportError as error:
         raise StorageError(
-            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' has "
-            "PostgreSQL's; other databases have theirs."
+            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' installs "
+            "PostgreSQL's; install that of another database separately."
         ) from error
     except sqlalchemy.exc.ArgumentError as error:
-        raise StorageError(f"storage is {name!r}, which is no URL of a database: {error}.") from error
+        raise StorageError(f"storage is {name!r}, which is not a database URL: {error}.") from error
     except (optuna.exceptions.StorageInternalError, sqlalchemy.exc.SQLAlchemyError) as error:
         cause = str(error.__cause__ or error).strip().splitlines()[0]
-        locked = "; another process holds it: use a journal file or PostgreSQL for several workers"
+        locked = "; another process has locked it: use a journal file or PostgreSQL for several workers"
         hint = locked if "locked" in cause else ""
-        raise _AwayError(f"storage is {name!r}, which does not answer: {cause}{hint}.") from error
+        raise _AwayError(f"storage is {name!r}, which does not respond: {cause}{hint}.") from error
     except (KeyError, TypeError, AttributeError, ValueError, AssertionError) as error:
         if is_url(storage):
             raise
         why = f"({type(error).__name__}: {error})"
         if (line := _damaged_line(Path(storage))) > 1:
             raise StorageError(
-                f"storage is {name!r}, whose line {line} is damaged {why}: mend or delete it."
+                f"storage is {name!r}, whose line {line} is damaged {why}: repair or delete it."
             ) from error
         raise StorageError(
-            f"storage is {name!r}, which is not a journal of Optuna's {why}; records in JSON lines are read by "
+            f"storage is {name!r}, which is not an Optuna journal {why}; import records in JSON lines by "
             "`avagrad study import`."
         ) from error
 
 
 def _damaged_line(path: Path) -> int:
-    """Return the number of the first line of a journal that is none of Optuna's; 0 if there is none."""
+    """Return the number of the first invalid line of a journal; 0 if there is none."""
     with contextlib.suppress(OSError):
         for number, line in enumerate(path.expanduser().read_bytes().split(b"\n")[:-1], 1):
             try:
@@ -217,7 +219,7 @@ def _damaged_line(path: Path) -> int:
 
 
 def patiently(act: Callable[[], T], *, patience: float | None = None) -> T:
-    """Do something with a storage, again and again for a minute if it is a database that does not answer.
+    """Call a function on a storage; retry for a minute if it is a database that does not respond.
 
     >>> patiently(lambda: 3)
     3

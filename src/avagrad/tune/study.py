@@ -1,16 +1,17 @@
-"""The record of a search: an Optuna study in which every point is run to its end exactly once.
+"""The record of a search: an Optuna study in which every point is finished exactly once.
 
-A point is a trial. It is queued (WAITING) under a key that its values give, held (RUNNING) by a worker that renews a
+A point is a trial. It is queued (WAITING) under a key made of its values, held (RUNNING) by a worker that renews a
 lease, and finished (COMPLETE, or PRUNED) or failed (FAIL). Any number of processes on any number of machines may queue,
-take, renew, finish and take back at any moment, and may be killed at any moment, because of four rules:
+take, renew, finish and reclaim points at any moment, and may be killed at any moment, because of four rules:
 
-- A storage lets one process alone turn a waiting trial into a running one, and lets nobody write to an ended one.
-- Two processes may queue the same point at the same time. So whoever has taken a trial looks once more: it runs only
-  if no other trial of that key is finished, and none with a smaller number is waiting or running. Numbers are given in
-  the order of creation, so all agree on which one that is, and at most one trial of a key can ever be finished.
-- A trial whose holder shows no sign of life is failed by whoever notices. If the holder comes back, it finds an ended
-  trial, and its result is dropped.
-- What is not queued, held or finished is queued again. Nothing else needs to be remembered.
+- Only one process can turn a waiting trial into a running one, and no process can write to an ended one. The storage
+  guarantees both.
+- Two processes may queue the same point at the same time. So a process that has taken a trial checks again: it runs
+  only if no other trial of that key is finished, and none with a smaller number is waiting or running. Numbers are in
+  the order of creation, so all processes agree on the one to run, and at most one trial of a key is ever finished.
+- A trial whose lease has expired is failed by the first process that notices. If its holder comes back, it finds an
+  ended trial, and its result is dropped.
+- A point that is not queued, held or finished is queued again. There is no other state.
 """
 
 import contextlib
@@ -59,7 +60,7 @@ PRUNERS = ("median", "halving")
 
 
 def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
-    """Return a pruner of Optuna's, by name.
+    """Return an Optuna pruner by name.
 
     >>> type(pruner_named("median")).__name__
     'MedianPruner'
@@ -76,7 +77,7 @@ def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
 
 
 class Study:
-    """A study that is open, for whoever queues, works, or looks.
+    """An open study: queue points, take them, read the results.
 
     >>> import tempfile
     >>> place = tempfile.TemporaryDirectory()
@@ -101,8 +102,8 @@ class Study:
         create: bool = True,
         pruner: str | None = None,
     ) -> None:
-        self.place, self.name = os.fspath(storage), name
-        self.patience: float | None = None  # how long it waits for a database that is away; None is the usual time
+        self.location, self.name = os.fspath(storage), name
+        self.patience: float | None = None  # seconds to wait for a database that does not respond; None for the default
         self.printed_errors: set[str] = set()  # of objectives, by this process
         self.storage: BaseStorage = open_storage(storage, create=create)
         try:
@@ -116,7 +117,7 @@ class Study:
         with self._errors():
             known = [study.study_name for study in self.storage.get_all_studies()]
         if name not in known:
-            self._refuse_to_join(known, create)
+            self._check_may_create(known, create)
             if direction not in DIRECTIONS:
                 raise ValueError(f"direction is {direction!r}, but must be one of {', '.join(DIRECTIONS)}.")
         with self._errors():
@@ -128,39 +129,39 @@ class Study:
                 pruner=pruner_named(pruner),
             )
             self.id = self.optuna._study_id
-        self._check_what_it_holds(direction, about)
+        self._check_about(direction, about)
 
-    def _refuse_to_join(self, known: list[str], create: bool) -> None:
-        """Refuse to begin a study where there is to be one, or in a file that holds another."""
-        where = f"storage is {described(self.place)!r}, which holds"
+    def _check_may_create(self, known: list[str], create: bool) -> None:
+        """Raise an error if the study must exist already, or if the file has another one."""
+        where = f"storage is {described(self.location)!r}, which has"
         if not create:
             raise StorageError(f"{where} {_these(known)}, and not {self.name!r}.")
-        if known and not is_url(self.place):
+        if known and not is_url(self.location):
             raise StorageError(
-                f"{where} {_these(known)}, and not {self.name!r}: name another storage, or the study that is there "
+                f"{where} {_these(known)}, and not {self.name!r}: choose another storage, or the study that it has "
                 f"(name={known[0]!r}, --name {known[0]})."
             )
 
-    def _check_what_it_holds(self, direction: str | None, about: dict[str, Any]) -> None:
+    def _check_about(self, direction: str | None, about: dict[str, Any]) -> None:
         with self._errors():
             now = self.storage.get_study_directions(self.id)[0].name.lower()
-            # In this order: whoever has just made the study writes what it is about before there are trials.
+            # In this order: the process that creates the study writes ``about`` before there are trials.
             empty = not self.storage.get_all_trials(self.id, deepcopy=False)
             held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
             if held is None and empty:
                 held = {"format": 1, **about}
                 self.storage.set_study_user_attr(self.id, ABOUT, held)
-        where = f"storage is {described(self.place)!r}, whose study {self.name!r}"
+        where = f"storage is {described(self.location)!r}, whose study {self.name!r}"
         if held is None:
-            raise StorageError(f"{where} was not made by avagrad: give another name, or another storage.")
+            raise StorageError(f"{where} was not made by avagrad: choose another name, or another storage.")
         if direction is not None and direction != now:
-            raise StorageError(f"{where} is to {now}, but direction is {direction!r}.")
+            raise StorageError(f"{where} has the direction {now!r}, but direction is {direction!r}.")
         for key, value in about.items():
             if key in held and held[key] != value:
                 was, wanted = _difference(held[key], value)
                 raise StorageError(
                     f"{where} was made with {key} {was}, and now it is {wanted}: its points would not be comparable. "
-                    "Give another name, or another storage."
+                    "Choose another name, or another storage."
                 )
         if missing := {key: value for key, value in about.items() if key not in held}:
             with self._errors():
@@ -169,7 +170,7 @@ class Study:
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
-        with storage_errors(self.place):
+        with storage_errors(self.location):
             yield
 
     def close(self) -> None:
@@ -185,7 +186,7 @@ class Study:
 
     @property
     def worst(self) -> float:
-        """What a diverged point is worth.
+        """The value of a diverged point.
 
         >>> import tempfile
         >>> with tempfile.TemporaryDirectory() as place:
@@ -194,10 +195,10 @@ class Study:
         """
         return math.inf if self.direction == "minimize" else -math.inf
 
-    # --- looking ---
+    # --- reading ---
 
     def trials(self) -> list[FrozenTrial]:
-        """Return all trials that are points, in the order of their numbers."""
+        """Return all trials of points, in the order of their numbers."""
 
         def read() -> list[FrozenTrial]:
             with self._errors():
@@ -206,7 +207,7 @@ class Study:
         return [trial for trial in self._patiently(read) if KEY in trial.user_attrs]
 
     def snapshot(self) -> Snapshot:
-        """Return what is finished, waiting, held and failed now."""
+        """Return the finished, waiting, held and failed points now."""
         return snapshot_of(self.trials(), self.worst)
 
     @property
@@ -236,9 +237,9 @@ class Study:
     # --- queueing ---
 
     def queue(self, points: Iterable[Point], snapshot: Snapshot | None = None) -> int:
-        """Queue those points that are neither queued, held nor finished; return how many that were.
+        """Queue the points that are not queued, held or finished; return their number.
 
-        Whoever has decided on these points by a snapshot gives that: what has failed since then is not queued.
+        Pass the snapshot that the points were chosen by: points that have failed since then are not queued.
         """
         snapshot = self.snapshot() if snapshot is None else snapshot
         taken = (
@@ -255,7 +256,7 @@ class Study:
         return count
 
     def add(self, records: Iterable[Record]) -> int:
-        """Put in what was found elsewhere; points that are finished here stay as they are. Return how many were new."""
+        """Add records from elsewhere; points that are finished here are skipped. Return the number of new ones."""
         finished = {trial.user_attrs[KEY] for trial in self.trials() if trial.state in FINISHED}
         count = 0
         for record in records:
@@ -293,7 +294,7 @@ class Study:
         firsts = to_run(trials)
         waiting = [trial for trial in trials if trial.state == TrialState.WAITING and is_first(trial, firsts)]
         if not any(trial.state in FINISHED for trial in trials):
-            # Nothing has worked so far. If nothing ever will, that is known soonest by trying one and the same again.
+            # Nothing has worked so far. If nothing ever will, retrying the same point shows that soonest.
             failed = Counter(trial.user_attrs[KEY] for trial in trials if trial.state == TrialState.FAIL)
             waiting.sort(key=lambda trial: -failed[trial.user_attrs[KEY]])
         for trial in waiting:
@@ -307,7 +308,7 @@ class Study:
         return None
 
     def optuna_trial(self, trial_id: int) -> optuna.trial.Trial:
-        """Return a held trial as Optuna's own kind."""
+        """Return a held trial as an Optuna trial."""
 
         def read() -> optuna.trial.Trial:
             with self._errors():
@@ -316,7 +317,7 @@ class Study:
         return self._patiently(read)
 
     def fail(self, trial_id: int, reason: str) -> bool:
-        """End a trial without a result, whoever holds it; False if it has ended already."""
+        """End a trial without a result, whichever process holds it; return False if it has ended already."""
 
         def end() -> bool:
             with self._errors():
@@ -329,14 +330,14 @@ class Study:
 
         return self._patiently(end)
 
-    def take_back(self, snapshot: Snapshot, watch: Watch) -> int:
-        """Fail the trials whose holders show no sign of life; return how many there were."""
-        watch.forget_all_but(set(snapshot.held))
-        lost = [trial for trial, (_, lease) in snapshot.held.items() if watch.has_run_out(trial, lease)]
+    def reclaim(self, snapshot: Snapshot, watch: Watch) -> int:
+        """Fail the trials whose leases have expired; return their number."""
+        watch.keep_only(set(snapshot.held))
+        lost = [trial for trial, (_, lease) in snapshot.held.items() if watch.has_expired(trial, lease)]
         return sum(self.fail(trial, LOST) for trial in lost)
 
     def withdraw(self, wanted: "set[str] | None" = None) -> None:
-        """End waiting trials that will not be run: second ones of their point, and those that are not wanted."""
+        """End waiting trials that will not be run: duplicates, and those that are not wanted."""
         trials = self.trials()
         firsts = to_run(trials)
         for trial in trials:
@@ -344,10 +345,10 @@ class Study:
                 if not is_first(trial, firsts):
                     self._withdraw(trial._trial_id, DUPLICATE)
                 elif wanted is not None and trial.user_attrs[KEY] not in wanted:
-                    self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not want it")
+                    self._withdraw(trial._trial_id, f"{GIVEN_BACK}: another search does not need it")
 
     def _withdraw(self, trial_id: int, reason: str) -> None:
-        """End a trial that waits: it is taken first, so that nobody else has it under way."""
+        """End a waiting trial. It is taken first, so that no other process runs it."""
 
         def take() -> bool:
             with self._errors():

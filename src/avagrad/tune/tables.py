@@ -1,6 +1,6 @@
-"""What is known of cells, as text: a table for each grid that they lie on.
+"""Text tables of scores: one for each grid.
 
-A study may have been run on several grids, one after the other. Those that share values of lr or eps are one table.
+A study may have been run on several grids, one after the other. Those that share values of lr or eps form one table.
 """
 
 import math
@@ -16,9 +16,9 @@ __all__ = ["grids", "tables", "whole_grid"]
 
 
 def tables(known: Mapping[Cell, Score], *, direction: str = "minimize", width: int = 120) -> str:
-    r"""Return every value in a table: rows of lr, columns of eps; columns that do not fit in the width go below.
+    r"""Return all values as tables: rows of lr, columns of eps; columns that do not fit in the width go below.
 
-    Where most of a table is one whole grid, how far lr and eps part there is said below it.
+    If most of a table is one whole grid, a summary of how separable lr and eps are there follows.
 
     >>> known = {Cell(0.1, 0.1): Score(0.5), Cell(1.0, 0.1): Score(0.25), Cell(1.0, 1.0): Score(float("inf"))}
     >>> print(tables(known))
@@ -37,10 +37,10 @@ def tables(known: Mapping[Cell, Score], *, direction: str = "minimize", width: i
 
 
 def grids(known: Mapping[Cell, Score]) -> list[dict[Cell, Score]]:
-    """Part what is known into grids, in the order in which they were begun.
+    """Split the known cells into grids, in the order in which they were begun.
 
-    Cells with the same axes are on one grid if values of lr or eps that they share link them, directly or through
-    others. Cells that share none come last, together.
+    Cells with the same axes are on one grid if shared values of lr or eps link them, directly or through other cells.
+    Cells that share no value come last, together.
 
     >>> cells = [Cell(1.0, 0.1), Cell(2.0, 0.1), Cell(3.0, 0.3), Cell(1.0, None), Cell(2.0, None)]
     >>> [[str(cell) for cell in grid] for grid in grids(dict.fromkeys(cells, Score(1)))]
@@ -57,7 +57,7 @@ def grids(known: Mapping[Cell, Score]) -> list[dict[Cell, Score]]:
         if first in seen:
             continue
         grid = [first]
-        for cell in grid:  # it grows on the way; each line is followed once
+        for cell in grid:  # it grows in the loop; each line is followed once
             seen.add(cell)
             linked = [other for line in _lines(cell) for other in lines.pop(line, ())]
             grid += [other for other in dict.fromkeys(linked) if other not in seen]
@@ -70,9 +70,9 @@ def grids(known: Mapping[Cell, Score]) -> list[dict[Cell, Score]]:
 
 
 def whole_grid(known: Mapping[Cell, Score]) -> Space | None:
-    """Return the largest grid that has all of its cells; one with the best cell comes before a larger one without.
+    """Return the largest complete grid; one with the best cell is preferred to a larger one without it.
 
-    None if it has a single lr or eps, or less than half of what is known: the cross of a search by lines is no grid.
+    None if it has a single lr or eps, or less than half of the known cells: the cross of a search by lines is no grid.
 
     >>> cells = [Cell(lr, eps) for lr in (0.1, 1.0, 10.0) for eps in (0.1, 1.0)]
     >>> whole_grid(dict.fromkeys([*cells, Cell(1.0, 10.0)], Score(1))).shape
@@ -93,7 +93,7 @@ def whole_grid(known: Mapping[Cell, Score]) -> Space | None:
 
 def _section(grid: Mapping[Cell, Score], texts: Mapping[Cell, str], diverged: str, width: int) -> str:
     notes = _notes(grid.values(), diverged)
-    if len({line for cell in grid for line in _lines(cell)}) == 2 * len(grid):  # they share nothing
+    if len({line for cell in grid for line in _lines(cell)}) == 2 * len(grid):  # they share no values
         cells = sorted(grid, key=lambda cell: grid[cell].rank)
         room = max(map(len, texts.values()))
         size = f"{len(cells)} single cell{'s' if len(cells) > 1 else ''}"
@@ -108,7 +108,7 @@ def _section(grid: Mapping[Cell, Score], texts: Mapping[Cell, str], diverged: st
 
 
 def _lines(cell: Cell) -> list[tuple[object, ...]]:
-    """Return the two lines that a cell is on. Cells with other axes are never on the same."""
+    """Return the two lines that a cell is on. Cells with other axes are never on the same line."""
     axes = tuple(value is None for value in cell)
     return [(axes, name, value) for name, value in zip(NAMES, cell, strict=True)]
 
@@ -125,7 +125,7 @@ def _size(space: Space) -> str:
 
 
 def _notes(scores: Iterable[Score], diverged: str) -> list[str]:
-    """Return what there is to know of the values of a table."""
+    """Return notes on the values of a table."""
     scores = list(scores)
     least, most = (pick(score.count for score in scores) for pick in (min, max))
     return [

@@ -1,4 +1,4 @@
-"""What an objective is given, and what becomes of what it returns."""
+"""The argument of an objective, and the evaluation of one."""
 
 import json
 import math
@@ -21,15 +21,15 @@ from avagrad.tune.storage import StorageError
 
 __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
 
-# Values on the way that no pruner reads are written at most so often, in seconds.
+# Seconds between two writes of intermediate values, if no pruner reads them.
 _REPORT_EVERY = 0.2
-_LAST_STEP = 2**31 - 1  # databases hold no larger one
-# The codes with which a process ends that was asked to stop.
-_ASKED = (128 + signal.SIGINT, 128 + signal.SIGTERM)
+_LAST_STEP = 2**31 - 1  # databases have no larger integers
+# The exit codes of a process that was asked to stop.
+_STOP_CODES = (128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 
 class Diverged(Exception):  # noqa: N818  # it is a result, not an error
-    """The training has diverged: a result like any other, the worst there is. An objective may raise it.
+    """The training has diverged: a valid result, the worst one. An objective may raise it.
 
     >>> str(Diverged(120))
     'diverged at step 120'
@@ -43,12 +43,12 @@ class Diverged(Exception):  # noqa: N818  # it is a result, not an error
         return type(self), (self.step,)
 
 
-class _TakenBack(BaseException):
-    """Another process has taken the point back, as this one seemed dead: to go on is of no use."""
+class _Reclaimed(BaseException):
+    """Another process has reclaimed the point, since this one seemed dead: continuing is useless."""
 
 
 class Trial:
-    """A point to be tried: ``lr``, ``eps`` (None where there is no such axis) and ``seed``.
+    """A point to evaluate: ``lr``, ``eps`` (None for an absent axis) and ``seed``.
 
     >>> def objective(trial):
     ...     for step in range(3):
@@ -69,18 +69,18 @@ class Trial:
 
     @property
     def optuna(self) -> Any:
-        """The trial as Optuna knows it, for suggestions of other parameters than these two."""
+        """The Optuna trial, for suggestions of other parameters than these two."""
         if self._optuna is None:
             self._optuna = self._held.study.optuna_trial(self._held.trial_id)
         return self._optuna
 
     def report(self, step: int, value: float) -> None:
-        """Record a value on the way, after so many steps or epochs: for pruning, and for the dashboard.
+        """Record an intermediate value after so many steps or epochs: for pruning, and for the dashboard.
 
-        A value that is not a finite number ends the trial as diverged; so does a pruner that has seen enough.
+        A value that is not finite ends the trial as diverged. A pruner may also end the trial here.
         """
         if self._held.is_lost:
-            raise _TakenBack
+            raise _Reclaimed
         step = _step(step)
         number = _number(value, f"the value reported at step {step}")
         if not math.isfinite(number):
@@ -94,13 +94,13 @@ class Trial:
             raise Pruned
 
     def note(self, **facts: Any) -> None:
-        """Keep further facts with the result, such as a test error: anything that JSON can hold."""
+        """Store further facts with the result, such as a test error: any valid JSON."""
         facts = self.facts | facts
-        Record(1.0, None, value=0.0, facts=facts)  # refuses names that a record has itself
+        Record(1.0, None, value=0.0, facts=facts)  # rejects names of a record's own fields
         try:
             json.dumps(facts)
         except (TypeError, ValueError) as error:
-            raise TypeError(f"facts are {_short(facts)}, which JSON cannot hold: {error}.") from None
+            raise TypeError(f"facts are {_short(facts)}, which is not JSON serializable: {error}.") from None
         self.facts = facts
 
     def _flush(self) -> None:
@@ -113,9 +113,9 @@ Objective = Callable[[Trial], Any]
 
 
 def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end: bool = True) -> bool:
-    """Run an objective at a point that is held, and record what comes out; tell whether that is a result.
+    """Run an objective at a held point, and record the outcome; return whether it is a result.
 
-    With ``may_end`` an objective that ends the process, as Ctrl-C does, gives the point back; else it has failed there.
+    With ``may_end`` an objective that ends the process, as Ctrl-C does, releases the point; else that is a failure.
 
     >>> import tempfile
     >>> from avagrad.tune.space import Point
@@ -141,13 +141,13 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         if trial._last is None:
             return not held.fail("objective was pruned before it had reported a value")
         return held.finish(trial._last[1], facts=trial.facts, pruned=True)
-    except (_TakenBack, UpdateFinishedTrialError):
+    except (_Reclaimed, UpdateFinishedTrialError):
         return False
     except StorageError:
         raise
-    except StorageInternalError:  # of Optuna's own trial, which does not wait for a storage that is away
+    except StorageInternalError:  # from Optuna's own trial, which does not wait for a storage that does not respond
         traceback.print_exc(file=sys.stderr)
-        held.fail(f"{GIVEN_BACK}: the storage did not answer")
+        held.fail(f"{GIVEN_BACK}: the storage did not respond")
         return False
     except Exception as error:
         reason = _described(error)
@@ -157,10 +157,10 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         held.fail(reason)
         return False
     except BaseException as error:
-        if os.getpid() != pid:  # a process that the objective has forked ends: the point is not its own
+        if os.getpid() != pid:  # a process forked by the objective ends: it does not hold the point
             raise
-        is_asked = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _ASKED)
-        held.fail(f"{GIVEN_BACK}: stopped" if is_asked else f"{DIED}: {_described(error)}")
+        stopped = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _STOP_CODES)
+        held.fail(f"{GIVEN_BACK}: stopped" if stopped else f"{DIED}: {_described(error)}")
         raise
     if math.isfinite(value):
         return held.finish(value, facts=trial.facts)
@@ -188,12 +188,12 @@ def _number(value: Any, what: str) -> float:
 
 
 def _short(value: Any) -> str:
-    told = repr(value)
-    return told if len(told) <= 60 else f"a {type(value).__name__}"
+    text = repr(value)
+    return text if len(text) <= 60 else f"a {type(value).__name__}"
 
 
 def _described(error: BaseException) -> str:
-    """Return an error as one line, with the place where it was raised."""
+    """Return an error as one line, with the file and line where it was raised."""
     if isinstance(error, TypeError) and "but must be a number" in str(error):
         return str(error).rstrip(".")
     frames = traceback.extract_tb(error.__traceback__)

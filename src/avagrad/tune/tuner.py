@@ -1,4 +1,4 @@
-"""The function that people call: find the best lr and eps of an objective."""
+"""The function ``tune``: find the best lr and eps of an objective."""
 
 import json
 import math
@@ -59,26 +59,25 @@ def tune(
 ) -> Result:
     """Find the best lr and eps for an objective, in about 16 trials where a grid of 13 x 11 has 143.
 
-    Interrupted or killed, the same call goes on where it stopped: finished points are never run again, those that were
-    under way or have failed are. Any number of processes may make the same call on the same storage, and share the
-    work.
+    After an interruption or a kill, the same call resumes: finished points are never run again, those that were running
+    or have failed are. Any number of processes may make the same call on the same storage, and share the work.
 
     Args:
         objective: a function of a :class:`~avagrad.tune.Trial`; it trains with ``trial.lr``, ``trial.eps`` and
             ``trial.seed`` and returns a number. NaN and infinity mean that the training diverged. It may call
-            ``trial.report(step, value)`` on the way, and take further parameters from ``trial.optuna``.
-        lr: the values of the learning rate: ``"1e-4:1e3:15"``, ``"paper"``, or a list. None: there is no such axis.
+            ``trial.report(step, value)`` while it trains, and suggest further parameters by ``trial.optuna``.
+        lr: the values of the learning rate: ``"1e-4:1e3:15"``, ``"paper"``, or a list. None for no such axis.
         eps: the values of epsilon, likewise.
-        optimizer: gives the usual values of both where neither is given: "avastep", "avagrad", "adam", ...
+        optimizer: its default values of both are used if neither is given: "avastep", "avagrad", "adam", ...
         method: ``"lines"`` (a line over lr, a line over eps at its best, each from coarse to fine, and the neighbours
             of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
-        storage: where the record is kept: a file, or a URL of a database. By default a file in ``runs/``.
-        workers: how many processes work; 0 is this one alone; None is one for each slot of each GPU.
-        seeds: how many seeds each point is run with (0, 1, ...), or the seeds themselves. The coarse values of
-            ``"lines"`` are run with the first alone.
-        start_lr: from which value the coarse ones are counted; by default the middle of the axis.
-        start_eps: where the first line over lr is drawn; by default 0.1 if it is on the axis, else its middle.
+        storage: where results are stored: a file, or a database URL. By default a file in ``runs/``.
+        workers: the number of worker processes; 0 for this process alone; None for one per slot of each GPU.
+        seeds: the number of seeds per cell (0, 1, ...), or the seeds themselves. The coarse values of ``"lines"`` are
+            run with the first one only.
+        start_lr: the value from which coarse ones are counted; by default the middle of the axis.
+        start_eps: the eps of the first line over lr; by default 0.1 if it is on the axis, else its middle.
         timeout: seconds after which a trial is killed and counts as failed; needs ``workers``.
         retries: how often a failed point is run again.
         margin: a neighbour of the pick must be better by more than this for the search to move there.
@@ -86,12 +85,12 @@ def tune(
         pruner: end trials early by the values that they report: ``"median"`` or ``"halving"``.
         slots_per_gpu: how many workers share a GPU.
         ray: the address of a Ray cluster, on which the workers are placed.
-        name: of the study; by default the objective's. A database may hold many.
-        about: what must be the same for results to be comparable; another call with other values is refused.
-        lease: seconds without a sign of life after which a worker's point is given to another.
-        together: a function that takes all points that are to be run at a time, and returns a record for each: it works
-            instead of the objective.
-        watcher: is called with a :class:`Progress` now and then; by default a line on a terminal shows it.
+        name: the name of the study; by default the objective's. A database may have many studies.
+        about: settings that must be the same for results to be comparable; a later call with other values is rejected.
+        lease: seconds without renewal after which a worker's point is given to another worker.
+        together: a function that takes all points to be run now, and returns a record for each; it is called instead
+            of the objective.
+        watcher: called with a :class:`Progress` from time to time; by default it is shown as a line on a terminal.
 
     >>> import tempfile
     >>> def objective(trial):
@@ -112,7 +111,7 @@ def tune(
     if storage is None:
         storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
     if not isinstance(storage, (str, os.PathLike)):
-        raise TypeError(f"storage is {storage!r}, but must be a file, or a URL of a database.")
+        raise TypeError(f"storage is {storage!r}, but must be a file, or a database URL.")
     if str(storage).startswith("sqlite") and (workers != 0 or ray is not None):
         raise ValueError(
             f"storage is {str(storage)!r} with workers={workers!r}, but SQLite lets two workers take the same "
@@ -123,9 +122,9 @@ def tune(
     try:
         json.dumps(about)
     except (TypeError, ValueError) as error:
-        raise TypeError(f"about is {about!r}, which JSON cannot hold: {error}.") from None
+        raise TypeError(f"about is {about!r}, which is not JSON serializable: {error}.") from None
     job = None
-    if workers != 0 or ray is not None:  # say so before anything is made
+    if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
     pool: WorkerPool
@@ -138,7 +137,7 @@ def tune(
     else:
         pool = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
     options = {"seeds": seeds, "retries": retries, "margin": margin, "lease": lease, "extend": extend}
-    return SearchLoop(study, pool, space, start, method, **options).run(watcher or _line_on_a_terminal())  # type: ignore[arg-type]
+    return SearchLoop(study, pool, space, start, method, **options).run(watcher or _terminal_line())  # type: ignore[arg-type]
 
 
 def _check(
@@ -182,7 +181,7 @@ def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
 
 
 def _name_of(objective: object) -> str:
-    """Return what an objective is called: its module, or the script that is run, and its name there."""
+    """Return the name of an objective: its module, or the running script, and its name there."""
     named = objective if hasattr(objective, "__qualname__") else type(objective)
     module = getattr(named, "__module__", None) or "__main__"
     if module == "__main__":
@@ -191,12 +190,12 @@ def _name_of(objective: object) -> str:
     return f"{module}:{getattr(named, '__qualname__', 'objective')}"
 
 
-def _line_on_a_terminal() -> Callable[[Progress], object]:
+def _terminal_line() -> Callable[[Progress], object]:
     return _Line() if sys.stderr.isatty() else lambda _: None
 
 
 class _Line:
-    """Shows progress in one line of a terminal."""
+    """Shows progress as one line on a terminal."""
 
     def __init__(self) -> None:
         self.width = 0

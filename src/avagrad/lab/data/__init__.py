@@ -1,1 +1,1 @@
-"""Reading data sets: files and archives to arrays. No models here."""
+"""Reading data sets: files and archives to arrays."""

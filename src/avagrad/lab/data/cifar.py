@@ -1,6 +1,6 @@
 """Reading CIFAR-10 and CIFAR-100: the official archives, packed or unpacked, or folders of images.
 
-What has been read is kept as arrays beside the data, where these may be written to, so the next time takes a moment.
+The arrays are cached next to the data, if that place is writable, so that the next read is fast.
 """
 
 import contextlib
@@ -23,25 +23,25 @@ __all__ = ["SIDE", "WANTED", "Images", "download_cifar", "read_images"]
 
 ADDRESS = "https://www.cs.toronto.edu/~kriz/"
 WANTED = (
-    "Wanted is cifar-10-python.tar.gz or cifar-10-binary.tar.gz (of CIFAR-100: cifar-100-...) from "
+    "Expected: cifar-10-python.tar.gz or cifar-10-binary.tar.gz (for CIFAR-100: cifar-100-...) from "
     f"{ADDRESS}cifar.html, packed or unpacked, or a folder with train/CLASS/*.png and test/CLASS/*.png (or .jpg); "
-    "--download fetches the first into the folder that data names."
+    "--download downloads the first into the folder data."
 )
-ARCHIVES = {  # what --download fetches, with the digest that the page gives
+ARCHIVES = {  # for --download, with the digest on the official page
     10: ("cifar-10-python.tar.gz", "c58f30108f718f92721af3b95e74349a"),
     100: ("cifar-100-python.tar.gz", "eb9058c3a382ffc7106e4002c42a8d85"),
 }
 COMPLETE = {"train": 50_000, "test": 10_000}  # images
 
-_FILES = {  # of the python form; those of the binary form end in .bin
+_FILES = {  # of the python format; those of the binary format end in .bin
     10: {"train": [f"data_batch_{i}" for i in range(1, 6)], "test": ["test_batch"]},
     100: {"train": ["train"], "test": ["test"]},
 }
 _NAMES = {n: [name + end for names in _FILES[n].values() for name in names for end in ("", ".bin")] for n in _FILES}
-# Bytes that files and an archive's content may have: a little more than the official ones.
+# Maximum bytes of files and of an archive's content: a little more than the official ones.
 _LARGEST = dict.fromkeys(_NAMES[10], 32_000_000) | dict.fromkeys(_NAMES[100], 160_000_000)
 _UNPACKED = 200_000_000
-_KEEPING = 3  # counted up when what is kept changes
+_CACHE_VERSION = 3  # increment when the format of the cache changes
 
 
 class Images(NamedTuple):
@@ -54,15 +54,15 @@ class Images(NamedTuple):
 
     train: Part
     test: Part
-    names: tuple[str, ...]  # of the classes, where folders name them
-    remarks: tuple[str, ...]  # what a reader of the results should know about the data
+    names: tuple[str, ...]  # of the classes, if folders name them
+    remarks: tuple[str, ...]  # on the data, for readers of the results
 
 
 def read_images(path: str | Path, classes: int = 10) -> Images:
-    """Read CIFAR-10 or CIFAR-100 from an official archive or a folder, in whichever form it is there.
+    """Read CIFAR-10 or CIFAR-100 from an official archive or a folder, in any of the formats.
 
-    Any number of images will do, and is remarked on. Classes are numbered as the official files number them, and
-    those of folders in the order of their names, which is the same.
+    An unusual number of images is allowed, with a remark. Classes are numbered as in the official files; those of
+    folders in the order of their names, which is the same.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as folder:
@@ -80,22 +80,22 @@ def read_images(path: str | Path, classes: int = 10) -> Images:
     packed = [archive for archive in archives if archive.is_file()]
     if packed and not files:
         return read_images(packed[0], classes)
-    about: list[object] = [_KEEPING, path.resolve()]
+    about: list[object] = [_CACHE_VERSION, path.resolve()]
     for file in files:
         facts = (path / file).stat()
         about += [file, facts.st_size, facts.st_mtime_ns]
     key = hashlib.sha256(repr(about).encode()).hexdigest()
     name = f"cifar-{classes}.avagrad.npz"
     place = path / name if path.is_dir() else path.with_name(f"{path.name}.{name}")
-    images = _kept(place, key)
+    images = _read_cache(place, key)
     if images is None:
         images = _read(path, classes, files)
-        _keep(place, key, images)
+        _write_cache(place, key, images)
     return images
 
 
 def _find(folder: Path, classes: int) -> list[Path]:
-    """Return the official files in the folder or in one inside it, or else the images, as paths from the folder."""
+    """Return the official files in the folder or a subfolder, or else the images, as paths relative to the folder."""
     names = [name for pattern in ("*", "*/*") for name in sorted(glob.glob(pattern, root_dir=folder))]
     official = [file for file in map(Path, names) if file.name in _NAMES[classes] and (folder / file).is_file()]
     if official:
@@ -105,14 +105,14 @@ def _find(folder: Path, classes: int) -> list[Path]:
 
 
 def _read(path: Path, classes: int, files: list[Path]) -> Images:
-    """Read an archive, or the files of a folder, and remark on what is unusual about them."""
+    """Read an archive, or the files of a folder, and collect remarks on them."""
     unpacked = _unpack(path) if path.is_file() else {}
     names = sorted({file.parent.name for file in files if file.name.lower().endswith(SUFFIXES)})
     if names:
         parts = _image_parts(path, files, classes)
     else:
-        there = list(unpacked) if path.is_file() else files or _find(path, 110 - classes)
-        parts = _official_parts(path, there, classes)
+        available = list(unpacked) if path.is_file() else files or _find(path, 110 - classes)
+        parts = _official_parts(path, available, classes)
     found, remarks = {}, []
     for part, chosen in parts.items():
         complete = COMPLETE[part] if names else COMPLETE[part] // len(chosen)
@@ -127,8 +127,8 @@ def _read(path: Path, classes: int, files: list[Path]) -> Images:
             labels = numpy.array([names.index(file.parent.name) for file in chosen], numpy.int64)
         for name, count in counts.items():
             if count != complete:
-                says = f"{name} has {count:,} images where the complete one has {complete:,}"
-                remarks.append(f"{says}: it is another version, or cut off.")
+                message = f"{name} has {count:,} images, but the complete one has {complete:,}"
+                remarks.append(f"{message}: it is another version, or truncated.")
         found[part] = pixels, labels
     if names and any(file.suffix.lower() != ".png" for file in files):
         remarks.append(
@@ -139,22 +139,22 @@ def _read(path: Path, classes: int, files: list[Path]) -> Images:
 
 
 def _official_parts(path: Path, files: list[Path], classes: int) -> dict[str, list[Path]]:
-    """Return the official files of both parts, in the form and the place of the first that is there."""
+    """Return the official files of both parts, in the format and the folder of the first one found."""
     if not files:
-        raise FileNotFoundError(f"cifar: {str(path)!r} holds no files of CIFAR-{classes}. {WANTED}")
+        raise FileNotFoundError(f"cifar: {str(path)!r} has no files of CIFAR-{classes}. {WANTED}")
     first = next((file for file in files if file.name in _NAMES[classes]), None)
     if first is None:
         other = 110 - classes
-        raise ValueError(f"cifar: {str(path)!r} holds CIFAR-{other}, but classes is {classes}: set classes={other}.")
+        raise ValueError(f"cifar: {str(path)!r} is CIFAR-{other}, but classes is {classes}: set classes={other}.")
     parts = {part: [first.with_name(name + first.suffix) for name in names] for part, names in _FILES[classes].items()}
     if missing := [file.name for part in parts.values() for file in part if file not in files]:
-        lacks = f"lacks {', '.join(missing)} beside the other files in {str(first.parent)!r}"
+        lacks = f"lacks {', '.join(missing)} next to the other files in {str(first.parent)!r}"
         raise FileNotFoundError(f"cifar: {str(path)!r} {lacks}. {WANTED}")
     return parts
 
 
 def _image_parts(path: Path, files: list[Path], classes: int) -> dict[str, list[Path]]:
-    """Return the images of both parts, which have the same folders."""
+    """Return the images of both parts, which must have the same folders."""
     parts = {part: [file for file in files if file.parts[0] == part] for part in COMPLETE}
     train, test = ({file.parent.name for file in images} for images in parts.values())
     if not train or not test:
@@ -177,32 +177,32 @@ def _unpack(archive: Path) -> dict[Path, bytes]:
     """Return the content of an archive's official files."""
     content = {}
     try:
-        with gzip.open(archive) as whole:  # its size and checksum, before tar believes what its members claim
+        with gzip.open(archive) as whole:  # checks size and checksum before tar trusts its headers
             whole.seek(_UNPACKED)
             if whole.read(1):
-                says = f"unpacks to more than {_UNPACKED:,} bytes, but an official archive has fewer"
-                raise ValueError(f"cifar: {str(archive)!r} {says}: it is something else. {WANTED}")
+                problem = f"unpacks to more than {_UNPACKED:,} bytes, but an official archive has fewer"
+                raise ValueError(f"cifar: {str(archive)!r} {problem}: it is another kind of file. {WANTED}")
         with tarfile.open(archive, "r:gz") as tar:
             for member in tar:
                 name = Path(member.name)
-                # One that is sparse can have more bytes than the archive.
+                # A sparse member can have more bytes than the archive.
                 if name.name in _LARGEST and member.isfile() and not member.issparse():
                     _check_size(name, member.size)
                     file = tar.extractfile(member)
                     content[name] = file.read() if file else b""
     except (OSError, EOFError, tarfile.TarError, zlib.error) as error:
-        says = f"cannot be read to its end as a .tar.gz ({error}): it has been cut off, or is something else"
-        raise ValueError(f"cifar: {str(archive)!r} ({archive.stat().st_size:,} bytes) {says}. {WANTED}") from error
+        problem = f"cannot be read to its end as a .tar.gz ({error}): it is truncated, or another kind of file"
+        raise ValueError(f"cifar: {str(archive)!r} ({archive.stat().st_size:,} bytes) {problem}. {WANTED}") from error
     return content
 
 
 def _check_size(file: Path, size: int) -> None:
-    most = _LARGEST.get(file.name, 32_000_000)  # of an image, too
+    most = _LARGEST.get(file.name, 32_000_000)  # also of an image
     if size > most:
         raise ValueError(f"cifar: {file} has {size:,} bytes, but should have at most {most:,}.")
 
 
-def _kept(place: Path, key: str) -> Images | None:
+def _read_cache(place: Path, key: str) -> Images | None:
     try:
         with place.open("rb") as file, numpy.load(file, allow_pickle=False) as kept:
             if str(kept["arr_0"]) != key:
@@ -210,23 +210,23 @@ def _kept(place: Path, key: str) -> Images | None:
             _, names, remarks, *arrays = (kept[name] for name in kept)
             pixels, labels, test_pixels, test_labels = arrays
             return Images((pixels, labels), (test_pixels, test_labels), tuple(names.tolist()), tuple(remarks.tolist()))
-    except Exception:  # not there, or broken in whichever way: it is made again
+    except Exception:  # missing or broken: it is made again
         return None
 
 
-def _keep(place: Path, key: str, images: Images) -> None:
+def _write_cache(place: Path, key: str, images: Images) -> None:
     texts = [numpy.array(text, str) for text in (key, images.names, images.remarks)]
-    with contextlib.suppress(OSError):  # where nothing may be written, the data are read anew the next time
+    with contextlib.suppress(OSError):  # if nothing can be written, the data are read again next time
         write_atomic(place, lambda file: numpy.savez(file, *texts, *images.train, *images.test), shared=True)
 
 
 def download_cifar(folder: str | Path, classes: int = 10, address: str | None = None) -> None:
-    """Fetch the official archive into a folder, unless there are data in it, or it is a file.
+    """Download the official archive into a folder, unless it has data, or is a file.
 
     >>> download_cifar("/tmp/x", 10, "ftp-of-old://nowhere")
     Traceback (most recent call last):
     ...
-    OSError: cifar: 'ftp-of-old://nowhere' could not be fetched (...); the file can be put into '/tmp/x' by hand...
+    OSError: cifar: 'ftp-of-old://nowhere' could not be downloaded (...); put the file into '/tmp/x' manually...
     """
     folder = Path(folder)
     name, digest = ARCHIVES[classes]
@@ -242,5 +242,5 @@ def download_cifar(folder: str | Path, classes: int = 10, address: str | None = 
         folder.mkdir(parents=True, exist_ok=True)
         write_atomic(folder / name, lambda file: file.write(content), shared=True)
     except (OSError, ValueError, HTTPException) as error:
-        by_hand = f"the file can be put into {str(folder)!r} by hand"
-        raise OSError(f"cifar: {address!r} could not be fetched ({error}); {by_hand}. {WANTED}") from error
+        manually = f"put the file into {str(folder)!r} manually"
+        raise OSError(f"cifar: {address!r} could not be downloaded ({error}); {manually}. {WANTED}") from error

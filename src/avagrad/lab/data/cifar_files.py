@@ -1,6 +1,6 @@
-"""Reading one file of CIFAR: in the official binary form, in the official python form, a pickle, or an image.
+"""Reading one file of CIFAR: the official binary format, the official python format (a pickle), or an image.
 
-Nothing that a pickle names is looked up or called: a stand-in keeps what it is given, and arrays are made afterwards.
+Nothing that a pickle names is imported or called: a stub stores the arguments, and arrays are made afterwards.
 """
 
 import io
@@ -24,9 +24,9 @@ Part = tuple[numpy.typing.NDArray[numpy.uint8], numpy.typing.NDArray[numpy.int64
 
 
 def read_file(name: str, raw: bytes, classes: int, complete: int) -> Part:
-    """Return pixels, (images, height, width, 3), and labels of a file, of which the complete one has so many images.
+    """Return pixels, (images, height, width, 3), and labels of a file; ``complete`` is the official number of images.
 
-    The label of an image is 0: the folder that it is in tells the real one.
+    The label of an image file is 0: its folder gives the real one.
 
     >>> pixels, labels = read_file("test_batch.bin", (bytes([7]) + bytes(3072)) * 2, classes=10, complete=10_000)
     >>> pixels.shape, labels
@@ -41,14 +41,14 @@ def read_file(name: str, raw: bytes, classes: int, complete: int) -> Part:
     except ImportError as error:
         raise ModuleNotFoundError("cifar: images are decoded by Pillow: pip install pillow.") from error
     except Exception as error:  # a broken file may raise anything
-        says = f"cannot be {form} ({error}): it has been cut off, or is something else"
-        raise ValueError(f"cifar: {name} ({len(raw):,} bytes) {says}.") from error
+        problem = f"cannot be {form} ({error}): it is truncated, or another kind of file"
+        raise ValueError(f"cifar: {name} ({len(raw):,} bytes) {problem}.") from error
     planes = pixels.reshape(-1, 3, SIDE, SIDE)
     return numpy.ascontiguousarray(planes.transpose(0, 2, 3, 1)), labels.astype(numpy.int64)
 
 
 def _from_records(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
-    """Read the binary form: a byte for the label (CIFAR-100: the coarse one, then the fine one), then the pixels."""
+    """Read the binary format: a byte for the label (CIFAR-100: the coarse one, then the fine one), then the pixels."""
     size = (1 if classes == 10 else 2) + _PIXELS
     if not raw or len(raw) % size:
         should = f"{complete * size:,} ({complete:,} records of {size:,})"
@@ -61,32 +61,32 @@ def _from_image(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
     from PIL import Image
 
     with Image.open(io.BytesIO(raw), formats=("PNG", "JPEG")) as image:
-        if image.size != (SIDE, SIDE):  # known before anything is decoded
+        if image.size != (SIDE, SIDE):  # checked before anything is decoded
             raise ValueError(f"it has {image.width} x {image.height} pixels, but should have {SIDE} x {SIDE}")
         return numpy.asarray(image.convert("RGB")).transpose(2, 0, 1), numpy.zeros(1)
 
 
 def _from_pickle(raw: bytes, classes: int, complete: int) -> tuple[Array, Array]:
-    """Read the python form: a dictionary with the pixels, (images, 3072), and the labels."""
+    """Read the python format: a dictionary with the pixels, (images, 3072), and the labels."""
     for operation, argument, _ in pickletools.genops(raw):
-        # As many places are made as the largest number of one says: more than the file can fill would be gigabytes.
+        # The memo is as large as the largest index: one beyond the size of the file could take gigabytes.
         if operation.name in ("PUT", "BINPUT", "LONG_BINPUT") and int(argument or 0) > len(raw):
-            raise ValueError(f"it asks for {argument:,} places to remember things in")
+            raise ValueError(f"it uses {argument:,} as a memo index")
     content = _Unpickler(io.BytesIO(raw), encoding="bytes").load()
     key = "labels" if classes == 10 else "fine_labels"
     should = f"should be a dictionary with data, {complete:,} x {_PIXELS:,} bytes, and as many {key}"
     if not isinstance(content, dict):
-        raise ValueError(f"it holds an object of type {type(content).__name__}, but {should}")
+        raise ValueError(f"it is an object of type {type(content).__name__}, but {should}")
     pixels, labels = (_array(content.get(each.encode(), content.get(each))) for each in ("data", key))
     if pixels is None or pixels.shape[1:] != (_PIXELS,) or not len(pixels):
-        raise ValueError(f"it holds as data {_described(pixels)}, but {should}")
+        raise ValueError(f"it has {_described(pixels)} as data, but {should}")
     if labels is None or labels.shape != pixels.shape[:1]:
-        raise ValueError(f"it holds as {key} {_described(labels)}, but {should}")
+        raise ValueError(f"it has {_described(labels)} as {key}, but {should}")
     return pixels, labels
 
 
-class _Given:
-    """Stands in for all that a pickle calls to make an array or its dtype; no pickle can change the class."""
+class _Stub:
+    """Replaces everything that a pickle calls to make an array or its dtype; no pickle can change the class."""
 
     def __init__(self, *given: Any) -> None:
         self.given = given
@@ -102,15 +102,15 @@ class _Unpickler(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> type:
         if not self.called.fullmatch(f"{module}.{name}"):
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is neither an array nor a list nor text")
-        return _Given
+            raise pickle.UnpicklingError(f"it refers to {module}.{name}, which is neither an array nor a list nor text")
+        return _Stub
 
 
 def _array(thing: object) -> Array | None:
-    """Make an array of bytes, or of a list of integers; None if it is neither."""
+    """Return an array of bytes, or of a list of integers; None if it is neither."""
     if isinstance(thing, list) and all(type(number) is int for number in thing):
         return numpy.array(thing, numpy.int64)
-    if isinstance(thing, _Given):
+    if isinstance(thing, _Stub):
         raw, dtype, shape, order = thing.given
         if dtype.given[0] in ("u1", b"u1"):
             return numpy.frombuffer(raw, numpy.uint8).reshape(shape, order=order)
@@ -119,7 +119,7 @@ def _array(thing: object) -> Array | None:
 
 def _described(array: Array | None) -> str:
     if array is None:
-        return "nothing"
+        return "nothing usable"
     return f"{' x '.join(f'{n:,}' for n in array.shape)} numbers of type {array.dtype}"
 
 

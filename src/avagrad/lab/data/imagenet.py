@@ -1,8 +1,8 @@
-"""Reading ImageNet: finding the image files, reading, cutting and flipping them in workers, and changing colours.
+"""Reading ImageNet: finding the image files, reading, cropping and flipping them in workers, and changing colours.
 
-The changes are those of fb.resnet.torch (Gross and Wilber), which the paper follows: a crop of random area and aspect,
-scaled bicubically; brightness, contrast and saturation; noise along the principal components of ImageNet's colours; a
-flip. Scaling is Pillow's, which averages where an image gets smaller, and at a crop's edges sees what lies beyond them.
+The augmentation is that of fb.resnet.torch (Gross and Wilber), which the paper follows: a crop of random area and
+aspect, scaled bicubically; brightness, contrast and saturation; noise along the principal components of ImageNet's
+colours; a flip. Scaling is Pillow's, which averages when an image shrinks, and uses pixels beyond a crop's edges.
 """
 
 import math
@@ -25,19 +25,19 @@ PAGE = "https://image-net.org"
 COMPLETE = {"train": 1_281_167, "val": 50_000}  # images
 CLASSES = 1000
 WANTED = (
-    "Wanted is a folder with the images in train/CLASS/*.JPEG and val/CLASS/*.JPEG (or .jpg, .png). People get them "
-    f"from {PAGE} after registering; there is no download here."
+    "Expected: a folder with the images in train/CLASS/*.JPEG and val/CLASS/*.JPEG (or .jpg, .png). They are "
+    f"available from {PAGE} after registration; there is no automatic download."
 )
 
 _SUFFIXES = (".jpeg", ".jpg", ".png")
 _MEAN, _STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 _GRAY = (0.299, 0.587, 0.114)
 _JITTER, _LIGHTING = 0.4, 0.1
-# Of the colours of ImageNet's pixels, between 0 and 1: how they vary (eigenvalues), and along what (columns).
+# Eigenvalues and eigenvectors (columns) of the colours of ImageNet's pixels, between 0 and 1.
 _VALUES = numpy.array([0.2175, 0.0188, 0.0045])
 _VECTORS = numpy.array([[-0.5675, 0.7192, 0.4009], [-0.5808, -0.0045, -0.8140], [-0.5836, -0.6948, 0.4203]])
 
-Box = tuple[float, float, float, float]  # left, top, right, bottom, in the pixels of the file
+Box = tuple[float, float, float, float]  # left, top, right, bottom, in pixels of the file
 Key = tuple[int, numpy.typing.NDArray[numpy.int64]]  # the epoch, and the numbers of images
 Read = tuple[Tensor, Tensor, Tensor, Tensor]  # pixels, labels, factors, shifts
 
@@ -49,7 +49,7 @@ class Part(NamedTuple):
     'train/cat/1.jpg'
     """
 
-    names: numpy.typing.NDArray[numpy.bytes_]  # beginning with the part's own, with slashes
+    names: numpy.typing.NDArray[numpy.bytes_]  # paths from the root, with slashes
     sizes: numpy.typing.NDArray[numpy.int64]  # in bytes
     labels: numpy.typing.NDArray[numpy.int64]
 
@@ -60,20 +60,20 @@ def find_images(root: Path) -> tuple[list[str], dict[str, Part]]:
     >>> find_images(Path("/nowhere"))
     Traceback (most recent call last):
     ...
-    FileNotFoundError: imagenet: data is '/nowhere', which has no folder 'train'. Wanted is a folder with ...
+    FileNotFoundError: imagenet: data is '/nowhere', which has no folder 'train'. Expected: a folder with ...
     """
     found = {}
     for part in COMPLETE:
         if not (root / part).is_dir():
             raise FileNotFoundError(f"imagenet: data is {str(root)!r}, which has no folder {part!r}. {WANTED}")
         folders = sorted(child for child in (root / part).iterdir() if child.is_dir())
-        with ThreadPoolExecutor(16) as pool:  # asking for sizes is waiting, on a disk that is not here
+        with ThreadPoolExecutor(16) as pool:  # reading sizes is slow on a network disk
             listed = dict(zip((child.name for child in folders), pool.map(_images, folders), strict=True))
         found[part] = {name: images for name, images in listed.items() if images}
         if not found[part]:
             raise FileNotFoundError(
                 f"imagenet: {str(root / part)!r} has no folders with images, one for each class (an image's class is "
-                f"the folder that it is in). {WANTED}"
+                f"its folder). {WANTED}"
             )
     if differing := sorted(found["train"].keys() ^ found["val"].keys()):
         raise ValueError(
@@ -90,7 +90,7 @@ def _images(folder: Path) -> list[tuple[str, int]]:
         return sorted(
             (entry.name, entry.stat().st_size)
             for entry in entries
-            # "._x.jpg" is a Mac's note about x.jpg.
+            # "._x.jpg" is a macOS metadata file.
             if entry.name.lower().endswith(_SUFFIXES) and not entry.name.startswith(".") and entry.is_file()
         )
 
@@ -105,7 +105,7 @@ def _part(part: str, listed: list[list[tuple[str, int]]], classes: list[str]) ->
 
 
 def random_box(width: int, height: int, size: int, draw: random.Random) -> Box:
-    """Draw a box of 0.08 to 1 of the area, with an aspect of 3/4 to 4/3 or its inverse; after ten misses, the center.
+    """Draw a box of 0.08 to 1 of the area, with an aspect of 3/4 to 4/3 or its inverse; after ten failures, the center.
 
     >>> random_box(500, 375, 224, random.Random(0))
     (155, 100, 394, 350)
@@ -123,7 +123,7 @@ def random_box(width: int, height: int, size: int, draw: random.Random) -> Box:
 
 
 def center_box(width: int, height: int, size: int, shorter: int) -> Box:
-    """Return the box that is the center, of so many pixels, of the image scaled to so long a shorter side.
+    """Return the center box of ``size`` pixels, of the image scaled to a shorter side of ``shorter`` pixels.
 
     >>> center_box(500, 375, 224, 256)
     (86.5..., 23.4..., 414.9..., 351.5...)
@@ -136,14 +136,14 @@ def center_box(width: int, height: int, size: int, shorter: int) -> Box:
 
 
 class Reader(Dataset[Read | str]):
-    """Reads images by their numbers; of a file that is broken, it returns a sentence.
+    """Reads images by their numbers; for a broken file, it returns an error message.
 
-    ``seed_of`` is for images to train on: it returns the seed of what is drawn, from the epoch and an image's number.
-    Names are one array: of a list, every worker would soon have a copy, as reading it counts references.
+    ``seed_of`` is for training images: it returns the seed of the augmentation, from the epoch and an image's number.
+    Names are one array: a list would soon be copied in every worker, since reading it changes reference counts.
 
     >>> part = Part(numpy.array([b"train/cat/1.jpg"]), numpy.array([5000]), numpy.array([0]))
     >>> Reader(Path("/nowhere"), part, size=224)[0, numpy.array([0])]
-    "imagenet: the image '/nowhere/train/cat/1.jpg' cannot be read (...): it is cut off, or something else."
+    "imagenet: the image '/nowhere/train/cat/1.jpg' cannot be read (...): it is truncated, or another kind of file."
     """
 
     def __init__(self, root: Path, part: Part, size: int, seed_of: Callable[[int, int], int] | None = None) -> None:
@@ -160,8 +160,9 @@ class Reader(Dataset[Read | str]):
             draw = None if self.seed_of is None else random.Random(self.seed_of(epoch, number))
             try:
                 cut = self._cut(path, draw)
-            except Exception as error:  # Pillow has many ways to say that a file is broken
-                return f"imagenet: the image {str(path)!r} cannot be read ({error}): it is cut off, or something else."
+            except Exception as error:  # Pillow raises many types for broken files
+                about = f"the image {str(path)!r} cannot be read ({error})"
+                return f"imagenet: {about}: it is truncated, or another kind of file."
             if draw is not None:
                 cut = cut[:, ::-1] if draw.random() < 0.5 else cut
                 factors[i] = [1 + draw.uniform(-_JITTER, _JITTER) for _ in range(3)]
@@ -172,7 +173,7 @@ class Reader(Dataset[Read | str]):
         return torch.from_numpy(pixels), labels, torch.from_numpy(factors), torch.from_numpy(shifts)
 
     def _cut(self, path: Path, draw: random.Random | None) -> numpy.typing.NDArray[numpy.uint8]:
-        """Read a file, and return what is in its box, scaled."""
+        """Read a file, and return its box, scaled."""
         from PIL import Image
 
         with Image.open(path) as image:
@@ -181,9 +182,9 @@ class Reader(Dataset[Read | str]):
                 box = center_box(width, height, self.size, self.shorter)
             else:
                 box = random_box(width, height, self.size, draw)
-            # A JPEG can be read at a half, a quarter or an eighth of its size, as long as the box keeps the pixels that
-            # are wanted. That is quicker for boxes of twice the size or more: large images, not the usual 500 x 375.
-            # Pixels then come as means of blocks, and differ from those of the whole image by one in 255 on average.
+            # A JPEG can be read at a half, a quarter or an eighth of its size, if the box still has enough pixels. That
+            # is faster for boxes of at least twice the size: in large images, not the usual 500 x 375. Pixels are
+            # then means of blocks, and differ from those of the whole image by 1 of 255 on average.
             wide, high = box[2] - box[0], box[3] - box[1]
             enough = math.ceil(width * self.size / wide), math.ceil(height * self.size / high)
             drafted = image.draft(None, enough)
@@ -203,8 +204,8 @@ def recoloured(pixels: Tensor, factors: Tensor, shifts: Tensor, dtype: torch.dty
     """Change brightness, contrast and saturation by (images, 3) factors, shift the colours, and normalise.
 
     ``pixels`` are bytes, (images, height, width, 3); the result is (images, 3, height, width), channels last in memory.
-    Each of the three is a mixture with black, with the image's mean gray, or with each pixel's own gray. Nothing is
-    cut off between them, so they are linear, and their order makes no difference: fb.resnet.torch draws one.
+    Each of the three is a mixture with black, with the image's mean gray, or with each pixel's own gray. They are
+    linear, without clipping in between, so their order does not matter; fb.resnet.torch draws one at random.
 
     >>> pixels = torch.full((1, 2, 2, 3), 255, dtype=torch.uint8)
     >>> recoloured(pixels, torch.ones(1, 3), torch.zeros(1, 3))[0, :, 0, 0]

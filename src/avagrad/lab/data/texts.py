@@ -1,7 +1,7 @@
-"""Reading text as characters: Penn Treebank's files in both forms, or any text file, of any size.
+"""Reading text as characters: Penn Treebank's files in both formats, or any text file, of any size.
 
-A text is never held in memory as a whole: it is read twice in pieces, once for its alphabet and once for the tokens,
-which take one byte each where the alphabet is small.
+A text is never in memory as a whole: it is read twice in pieces, once for its alphabet and once for the tokens, which
+take one byte each if the alphabet is small.
 """
 
 import codecs
@@ -25,22 +25,22 @@ __all__ = ["WANTED", "Texts", "download_penn_treebank", "python_documentation", 
 
 PARTS = ("train", "valid", "test")
 END_OF_LINE = "\n"  # Penn Treebank's <eos>
-# Characters of the complete files, ends of lines included (both forms are the same text).
+# Characters of the complete files, including line ends (both formats are the same text).
 PENN_TREEBANK = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 ADDRESS = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
 
 _PIECE = 1 << 22
 WANTED = (
-    "chars: wanted are ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
+    "Expected: ptb.char.train.txt, ptb.char.valid.txt and ptb.char.test.txt (or the word-level ptb.train.txt, "
     "ptb.valid.txt and ptb.test.txt) in one folder, or one text file. Penn Treebank's files are in the archive "
-    f"{ADDRESS} (its folder simple-examples/data); --download fetches them."
+    f"{ADDRESS} (its folder simple-examples/data); --download downloads them."
 )
 
 Tokens = numpy.typing.NDArray[numpy.integer]
 
 
 class Texts(NamedTuple):
-    """The three parts as tokens, numbered by their place in the alphabet.
+    """The three parts as tokens, which are indices into the alphabet.
 
     >>> from numpy import array
     >>> Texts("ab", {"train": array([0, 1])}, ()).alphabet
@@ -49,7 +49,7 @@ class Texts(NamedTuple):
 
     alphabet: str
     parts: dict[str, Tokens]
-    remarks: tuple[str, ...]  # what a reader of the results should know about the data
+    remarks: tuple[str, ...]  # on the data, for readers of the results
 
 
 def read_texts(path: str | Path, encoding: str = "utf-8") -> Texts:
@@ -72,7 +72,7 @@ def read_texts(path: str | Path, encoding: str = "utf-8") -> Texts:
 
 
 def split(tokens: Tokens) -> dict[str, Tokens]:
-    """Cut a text: nine tenths to train on, then half of the rest for validation, the last for the test.
+    """Split a text: nine tenths for training, then half of the rest for validation, the last half for the test.
 
     >>> {part: len(tokens) for part, tokens in split(numpy.zeros(100)).items()}
     {'train': 90, 'validation': 5, 'test': 5}
@@ -82,7 +82,7 @@ def split(tokens: Tokens) -> dict[str, Tokens]:
 
 
 def from_string(text: str) -> Texts:
-    """Take a text that is in memory.
+    """Return the parts of a text that is in memory.
 
     >>> from_string("abca").alphabet
     'abc'
@@ -92,7 +92,7 @@ def from_string(text: str) -> Texts:
 
 
 def python_documentation() -> Texts:
-    """Take the documentation that every Python carries (``pydoc_data.topics``).
+    """Return the documentation that comes with Python (``pydoc_data.topics``).
 
     >>> sum(len(tokens) for tokens in python_documentation().parts.values()) > 400_000
     True
@@ -104,57 +104,57 @@ def python_documentation() -> Texts:
 
 def _read_penn_treebank(folder: Path, encoding: str) -> Texts:
     forms: tuple[tuple[str, Callable[[str], str]], ...] = (
-        ("ptb.char.{}.txt", _spelled_line),
-        ("ptb.{}.txt", _words_line),
+        ("ptb.char.{}.txt", _char_line),
+        ("ptb.{}.txt", _word_line),
     )
     missing: list[str] = []
     for form, read_line in forms:
         files = [folder / form.format(part) for part in PARTS]
-        there = [file for file in files if file.is_file()]
-        if len(there) == len(files):
+        found = [file for file in files if file.is_file()]
+        if len(found) == len(files):
             return _read_parts(files, functools.partial(_lines, encoding=encoding, read_line=read_line))
-        if there:
-            missing += [file.name for file in files if file not in there]
-    lacks = f"lacks {', '.join(missing)}" if missing else "holds no file of Penn Treebank"
+        if found:
+            missing += [file.name for file in files if file not in found]
+    lacks = f"lacks {', '.join(missing)}" if missing else "has no file of Penn Treebank"
     raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {WANTED}")
 
 
 def _read_parts(files: list[Path], read: Callable[[Path], Iterator[str]]) -> Texts:
     alphabet, tokens = _tokens([functools.partial(read, file) for file in files])
     remarks = tuple(
-        f"{file.name} has {len(found):,} characters where the complete file has {PENN_TREEBANK[part]:,}: "
-        "it is another version, or has been cut off."
+        f"{file.name} has {len(found):,} characters, but the complete file has {PENN_TREEBANK[part]:,}: "
+        "it is another version, or truncated."
         for file, part, found in zip(files, PARTS, tokens, strict=True)
         if len(found) != PENN_TREEBANK[part]
     )
     return Texts(alphabet, dict(zip(("train", "validation", "test"), tokens, strict=True)), remarks)
 
 
-def _spelled_line(line: str) -> str:
-    """Read "a e r _ b a n k": characters are words, and a space is spelled as an underscore."""
+def _char_line(line: str) -> str:
+    """Read "a e r _ b a n k": characters are separated by spaces, and a space is written as an underscore."""
     words = line.split()
     if long := next((word for word in words if len(word) > 1 and not word.startswith("<")), None):
         raise ValueError(
-            f"chars: a ptb.char file has the word {long[:40]!r}, where it should have single characters with spaces "
-            "between them: word-level files are called ptb.train.txt, ptb.valid.txt and ptb.test.txt."
+            f"chars: a ptb.char file has the word {long[:40]!r}, but must have single characters separated by spaces: "
+            "word-level files are called ptb.train.txt, ptb.valid.txt and ptb.test.txt."
         )
     return "".join(" " if word == "_" else word for word in words) + END_OF_LINE
 
 
-def _words_line(line: str) -> str:
-    """Read "aer bank": words between single spaces, whatever stands around them."""
+def _word_line(line: str) -> str:
+    """Read "aer bank": normalise all white space to single spaces."""
     return " ".join(line.split()) + END_OF_LINE
 
 
 def _pieces(path: Path, encoding: str) -> Iterator[str]:
-    """Yield a file's text, a few megabytes at a time; a byte-order mark is not a part of it."""
+    """Yield a file's text, a few megabytes at a time, without a byte-order mark."""
     try:
         codec = codecs.lookup(encoding)
         if not codec._is_text_encoding:  # base64 and the like
             raise LookupError
         decoder = codecs.getincrementaldecoder(encoding)()
     except (LookupError, TypeError) as error:
-        raise ValueError(f"chars: encoding is {encoding!r}, which is not one that Python can read text in.") from error
+        raise ValueError(f"chars: encoding is {encoding!r}, which is not a text encoding of Python.") from error
     with path.open("rb") as file:
         has_mark = codec.name == "utf-8" and file.read(3) == codecs.BOM_UTF8
     done = len(codecs.BOM_UTF8) if has_mark else 0
@@ -167,7 +167,7 @@ def _pieces(path: Path, encoding: str) -> Iterator[str]:
                 text = decoder.decode(raw, final=not raw)
             except UnicodeError as error:
                 at = done - pending + getattr(error, "start", 0)
-                cut = "it ends in the middle of a character: it has been cut off" if not raw else "it is not all text"
+                cut = "it ends in the middle of a character: it is truncated" if not raw else "it is not all text"
                 raise ValueError(
                     f"chars: {str(path)!r} cannot be read as {encoding} from byte {at:,} on: {cut}, "
                     "or is in another encoding (option encoding, such as encoding=latin-1)."
@@ -181,7 +181,7 @@ def _pieces(path: Path, encoding: str) -> Iterator[str]:
 
 def _lines(path: Path, encoding: str, read_line: Callable[[str], str]) -> Iterator[str]:
     """Yield a file's lines as characters, many at a time."""
-    begun: list[str] = []  # the pieces of a line that has not ended: joined once, however many they are
+    begun: list[str] = []  # the pieces of an incomplete line: joined once, however many they are
     for piece in _pieces(path, encoding):
         first, *others = piece.split("\n")
         begun.append(first)
@@ -194,7 +194,7 @@ def _lines(path: Path, encoding: str, read_line: Callable[[str], str]) -> Iterat
 
 
 def _tokens(sources: Sequence[Callable[[], Iterator[str]]]) -> tuple[str, list[Tokens]]:
-    """Number the characters of several texts by one alphabet."""
+    """Encode several texts by one alphabet."""
     seen = numpy.zeros(0x110000, dtype=bool)
     sizes = []
     for source in sources:
@@ -229,17 +229,17 @@ def _codes(text: str) -> numpy.typing.NDArray[numpy.uint32]:
 
 
 def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
-    """Fetch the character-level files into a folder; files that are there stay as they are.
+    """Download the character-level files into a folder; existing files are not changed.
 
     >>> download_penn_treebank("/tmp", "ftp-of-old://nowhere")
     Traceback (most recent call last):
     ...
-    OSError: chars: 'ftp-of-old://nowhere' could not be fetched (...); the files can be put into '/tmp' by hand...
+    OSError: chars: 'ftp-of-old://nowhere' could not be downloaded (...); put the files into '/tmp' manually...
     """
     folder = Path(folder)
     names = [f"ptb.char.{part}.txt" for part in PARTS]
     if folder.exists() and not folder.is_dir():
-        raise FileExistsError(f"chars: data is {str(folder)!r}, a file, but a download goes into a folder.")
+        raise FileExistsError(f"chars: data is {str(folder)!r}, a file, but must be a folder for a download.")
     if all((folder / name).exists() for name in names):
         return
     folder.mkdir(parents=True, exist_ok=True)
@@ -248,7 +248,7 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
         try:
             with urllib.request.urlopen(address, timeout=60) as response, archive.open("wb") as file:
                 shutil.copyfileobj(response, file)
-            with gzip.open(archive) as whole:  # its checksum stands at its end, which tar does not read
+            with gzip.open(archive) as whole:  # its checksum is at its end, which tar does not read
                 while whole.read(_PIECE):
                     pass
             with tarfile.open(archive) as tar:
@@ -260,8 +260,8 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
                         shutil.copyfileobj(content, file)
         except (OSError, ValueError, KeyError, EOFError, zlib.error, tarfile.TarError, HTTPException) as error:
             raise OSError(
-                f"chars: {address!r} could not be fetched ({error}); "
-                f"the files can be put into {str(folder)!r} by hand. {WANTED}"
+                f"chars: {address!r} could not be downloaded ({error}); "
+                f"put the files into {str(folder)!r} manually. {WANTED}"
             ) from error
         for name in names:
             if not (folder / name).exists():

@@ -1,4 +1,4 @@
-"""Files of tokens: ``train.bin`` and ``val.bin``, each token an unsigned number of 16 bits, as nanoGPT has them."""
+"""Token files: ``train.bin`` and ``val.bin``, each token a 16-bit unsigned integer, as in nanoGPT."""
 
 from pathlib import Path
 
@@ -12,7 +12,7 @@ Tokens = numpy.typing.NDArray[numpy.uint16]
 
 
 def has_token_files(folder: str | Path) -> bool:
-    """Tell whether a folder holds one of the two files.
+    """Return whether a folder has one of the two files.
 
     >>> has_token_files("/nowhere")
     False
@@ -37,11 +37,11 @@ def read_tokens(folder: str | Path) -> dict[str, Tokens]:
 
 def _mapped(path: Path) -> Tokens:
     if not path.is_file():
-        raise FileNotFoundError(f"gpt: {str(path)!r} does not exist, but {' and '.join(NAMES)} are read together.")
+        raise FileNotFoundError(f"gpt: {str(path)!r} does not exist, but {' and '.join(NAMES)} must both exist.")
     size = path.stat().st_size
     if size == 0 or size % 2:
         raise ValueError(
             f"gpt: {str(path)!r} has {size} bytes, but must have two for each token and at least one token: "
-            "it is empty, cut off, or of another type than uint16."
+            "it is empty, truncated, or of another type than uint16."
         )
     return numpy.memmap(path, dtype="<u2", mode="c")  # copy on write: the file is never changed

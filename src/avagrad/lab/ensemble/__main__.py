@@ -1,4 +1,4 @@
-"""``python -m avagrad.lab.ensemble``: a grid of runs at once, with torch and numpy alone."""
+"""``python -m avagrad.lab.ensemble``: a grid of runs at once; it needs only torch and numpy."""
 
 import argparse
 import sys
@@ -17,8 +17,8 @@ from avagrad.tune.space import Point, Space, axis
 
 __all__ = ["main"]
 
-_AXES = "'paper', 'paper-chars', low:high:count, or numbers between commas; the paper's for the task, if not given"
-_NOT_HERE = ("seed", "no_graph", "compile", "deterministic", "tensorboard")
+_AXES = "'paper', 'paper-chars', low:high:count, or comma-separated numbers; default: the paper's for the task"
+_EXCLUDED = ("seed", "no_graph", "compile", "deterministic", "tensorboard")
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -26,9 +26,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.description = "Train a task at every lr and eps of a grid, all at once."
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
     axes = [replace(OPTIONS[name], kind=str, help=f"{OPTIONS[name].help}: {_AXES}") for name in ("lr", "eps")]
-    add_options(parser, [*axes, *(x for x in OPTIONS.values() if x.name not in ("lr", "eps", *_NOT_HERE))])
-    parser.add_argument("--seeds", type=int, default=1, help="how many seeds each point is run with")
-    parser.add_argument("--members-at-once", type=int, help="how many points are trained together")
+    add_options(parser, [*axes, *(x for x in OPTIONS.values() if x.name not in ("lr", "eps", *_EXCLUDED))])
+    parser.add_argument("--seeds", type=int, default=1, help="number of seeds per cell")
+    parser.add_argument("--members-at-once", type=int, help="number of points that are trained together")
     parser.add_argument("--convolution", choices=CONVOLUTIONS, help="how a stack of convolutions is computed")
     for name, what in (("compile", "compile the step"), ("graph", "on a GPU, record the step as a graph")):
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=what)
@@ -49,7 +49,7 @@ def _train(given: dict[str, Any]) -> int:
     if given["seeds"] < 1:
         raise ValueError(f"seeds is {given['seeds']}, but must be at least 1.")
     if given["out"] is None:
-        raise ValueError("out is not given, but must name the folder of the ensemble.")
+        raise ValueError("out is not given, but must be the folder of the ensemble.")
     axes = default_axes(given["task"], given["optimizer"] or "avagrad")
     lr, eps = (axis(given[name] or axes[name], name) for name in ("lr", "eps"))
     cells = Space(lr, eps).cells()

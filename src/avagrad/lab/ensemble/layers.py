@@ -1,8 +1,8 @@
-"""Layers as they are best computed for a stack of models, under ``torch.func.vmap``."""
+"""Layers that are fast for a stack of models, under ``torch.func.vmap``."""
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from avagrad.lab.models.char_lstm import CharLSTM
@@ -16,7 +16,7 @@ CONVOLUTIONS = ("grouped", "bmm")
 class ProductConv(nn.Conv2d):
     """A convolution as one matrix product; with channels last, a stack of them is one batched product.
 
-    Under vmap torch makes a stack of convolutions one with groups, for which there are few fast kernels.
+    Under vmap torch turns a stack of convolutions into a grouped one, for which there are few fast kernels.
 
     >>> x, layer = torch.randn(2, 3, 5, 5), ProductConv(3, 4, 3, stride=2, padding=1)
     >>> torch.allclose(layer(x), F.conv2d(x, layer.weight, layer.bias, stride=2, padding=1), atol=1e-6)
@@ -24,27 +24,27 @@ class ProductConv(nn.Conv2d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what a convolution returns, with the channels last in memory."""
+        """Return the output of a convolution, with the channels last in memory."""
         assert not isinstance(self.padding, str)
         (high, wide), (down, right), (pad_y, pad_x) = self.kernel_size, self.stride, self.padding
         x = F.pad(x.permute(0, 2, 3, 1), (0, 0, pad_x, pad_x, pad_y, pad_y))
         rows, columns = (x.shape[1] - high) // down + 1, (x.shape[2] - wide) // right + 1
-        # Slices, not Tensor.unfold: the gradient of a slice is a sum that a compiler fuses. A few of them at a time: of
-        # more than 8 it makes a kernel each.
+        # Slices, not Tensor.unfold: the gradient of a slice is a sum that a compiler fuses. A few at a time: with more
+        # than 8 it makes a kernel for each.
         x = torch.cat([x[:, :, j : j + (columns - 1) * right + 1 : right] for j in range(wide)], -1)
         x = torch.cat([x[:, i : i + (rows - 1) * down + 1 : down] for i in range(high)], -1)
         patches, weight = x.flatten(0, 2), self.weight.permute(2, 3, 1, 0).flatten(0, 2)
-        if patches.is_cuda and (lacking := -len(weight) % 8):  # tensor cores want whole lines of 16 bytes
+        if patches.is_cuda and (lacking := -len(weight) % 8):  # tensor cores need rows of a multiple of 16 bytes
             patches, weight = F.pad(patches, (0, lacking)), F.pad(weight, (0, 0, 0, lacking))
         y = patches @ weight if self.bias is None else patches @ weight + self.bias
         return y.view(-1, rows, columns, self.out_channels).permute(0, 3, 1, 2)
 
 
 class PlainBatchNorm(_BatchNorm):
-    """BatchNorm in single operations, wherever the channels lie in memory.
+    """BatchNorm as single operations, for any memory format.
 
-    Under vmap torch moves the members' channels side by side, and back again, which costs more than all else; and these
-    operations a compiler can fuse.
+    Under vmap torch's own copies the members' channels together and back, which costs more than everything else; and a
+    compiler can fuse these operations.
 
     >>> x, layer, other = torch.randn(8, 3, 5, 5), PlainBatchNorm(3), nn.BatchNorm2d(3)
     >>> torch.allclose(layer(x), other(x), atol=1e-5), torch.allclose(layer.running_var, other.running_var)
@@ -52,7 +52,7 @@ class PlainBatchNorm(_BatchNorm):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what BatchNorm returns, and note the statistics as it does."""
+        """Return the output of BatchNorm, and update its statistics."""
         assert self.running_mean is not None
         assert self.running_var is not None
         assert self.momentum is not None
@@ -62,8 +62,8 @@ class PlainBatchNorm(_BatchNorm):
         if self.training:
             mean = x.mean(others)
             centred = x - mean.view(shape)
-            # The variance does not change with the mean (its derivative is the sum of what is centred, 0): without that
-            # way back, one pass over memory is enough for all sums of the backward pass.
+            # The derivative of the variance by the mean is 0 (a sum of centred values). Detached, one pass over memory
+            # is enough for all sums of the backward pass.
             away = x - mean.detach().view(shape)
             var = (away * away).mean(others)
             count = x.numel() // x.shape[1]
@@ -79,7 +79,7 @@ class PlainBatchNorm(_BatchNorm):
 
 
 class ColumnLinear(nn.Linear):
-    """A linear layer whose results lie in memory as columns, one for each image: the numbers of a unit side by side.
+    """A linear layer with a column-major output: the values of one unit for all images are contiguous.
 
     >>> x, layer = torch.randn(5, 3), ColumnLinear(3, 4)
     >>> torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-6), layer(x).stride()
@@ -87,7 +87,7 @@ class ColumnLinear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what a linear layer returns."""
+        """Return the output of a linear layer."""
         if x.dim() != 2:
             return super().forward(x)
         y = self.weight @ x.t()
@@ -95,7 +95,7 @@ class ColumnLinear(nn.Linear):
 
 
 class ColumnBatchNorm(nn.BatchNorm1d):
-    """BatchNorm of what lies in columns: for a stack, torch's own without moving anything.
+    """BatchNorm of a column-major input: for a stack, torch's own without copies.
 
     >>> x, layer, other = torch.randn(8, 3), ColumnBatchNorm(3), nn.BatchNorm1d(3)
     >>> torch.allclose(layer(x), other(x), atol=1e-6), torch.allclose(layer.running_var, other.running_var)
@@ -103,14 +103,14 @@ class ColumnBatchNorm(nn.BatchNorm1d):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return what BatchNorm returns, and note the statistics as it does."""
+        """Return the output of BatchNorm, and update its statistics."""
         return super().forward(x) if x.dim() != 2 else super().forward(x.t()[None])[0].t()
 
 
 def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
-    """Return the model, its layers changed to ones that run under vmap; parameters and buffers stay what they are.
+    """Return the model with its layers changed to ones that run under vmap; parameters and buffers are unchanged.
 
-    ``convolution`` is "grouped" (torch's own, which vmap makes one convolution with groups) or "bmm".
+    ``convolution`` is "grouped" (torch's own, which vmap turns into a grouped convolution) or "bmm".
 
     >>> model = stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "bmm")
     >>> type(model[0]).__name__
@@ -123,7 +123,7 @@ def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
         if isinstance(layer, CharLSTM | GPT):
             layer.in_products = True
         elif in_products and type(layer) is nn.Conv2d and _is_plain(layer):
-            layer.__class__ = ProductConv  # what it has stays in its place
+            layer.__class__ = ProductConv  # its attributes stay the same
         elif type(layer) is nn.Linear:
             layer.__class__ = ColumnLinear
         elif type(layer) is nn.BatchNorm1d:

@@ -1,10 +1,10 @@
 """The methods for a stack of models, each with its own lr and eps: the functions of optim/rules.py, with columns.
 
-The parameters of all members lie side by side, a row for each member, so that a step is a few operations on one large
-tensor, whatever the model. Every number of :mod:`avagrad.lab.methods` means here what it means to the classes there.
+The parameters of all members are stored together, one row per member, so that a step is a few operations on one large
+tensor, whatever the model. Every setting of :mod:`avagrad.lab.methods` means the same as for the classes there.
 """
 
-from __future__ import annotations  # a compiler need not work them out inside of a step
+from __future__ import annotations  # so that a compiled step does not evaluate annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
@@ -20,21 +20,21 @@ from avagrad.lab.torch_rules import adam_direction, adam_step, sgd_step
 from avagrad.optim.adabound import AdaBound, adabound_step
 from avagrad.optim.adashift import AdaShift, adashift_step
 from avagrad.optim.adopt import ADOPT, adopt_step
-from avagrad.optim.comparison import with_l2
+from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
 __all__ = ["Layout", "StackedOptimizer", "wants_blocks"]
 
 Blocks = list[Tensor]  # each (members, numbers)
-_OF_MEMBERS = ("lr", "base_lr", "eps", "weight_decay")  # which may differ from member to member
-# How a class computes what it computes; the ensemble has its own ways.
+_PER_MEMBER = ("lr", "base_lr", "eps", "weight_decay")  # may differ between members
+# Options of the classes that choose an implementation; the ensemble has its own.
 _PATHS = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 
 
 class Layout:
-    """Where the parameters of a model lie in blocks of rows: all in one, or each tensor in a block of its own.
+    """How the parameters of a model are laid out in blocks of rows: all in one, or each tensor in its own block.
 
-    Those that are ``exempt`` from weight decay never share a block with others; ``decays`` says which blocks decay.
+    Parameters that are ``exempt`` from weight decay never share a block with others; ``decays`` is a flag per block.
 
     >>> layout = Layout({"a": torch.ones(2, 2), "b": torch.zeros(1)})
     >>> blocks = layout.rows({"a": torch.ones(3, 2, 2), "b": torch.zeros(3, 1)})
@@ -58,13 +58,13 @@ class Layout:
         return views
 
     def rows(self, tensors: Mapping[str, Tensor]) -> Blocks:
-        """Return blocks that hold copies of these tensors, each (members, *a parameter's shape)."""
+        """Return blocks with copies of these tensors, each (members, *a parameter's shape)."""
         flat = {name: tensor.reshape(len(tensor), -1) for name, tensor in tensors.items()}
         return [torch.cat([flat[name] for name in names], 1) for names in self.blocks]
 
 
 def wants_blocks(name: str) -> bool:
-    """Tell whether a method wants each tensor in a block of its own: AdaShift shares one second moment in each.
+    """Return whether a method needs each tensor in its own block: AdaShift has one second moment per tensor.
 
     >>> wants_blocks("adashift"), wants_blocks("adam")
     (True, False)
@@ -73,7 +73,7 @@ def wants_blocks(name: str) -> bool:
 
 
 class StackedOptimizer:
-    """One method, with the settings of each member; it keeps no state, so that a compiler or a graph can hold a step.
+    """One method, with the settings of each member; it has no state, so that a step can be compiled or captured.
 
     >>> from avagrad.lab.config import configure
     >>> optimizer = StackedOptimizer([configure("digits", "sgd", lr=lr) for lr in (0.1, 0.2)], torch.float64, "cpu")
@@ -88,14 +88,14 @@ class StackedOptimizer:
     ) -> None:
         record = method(configs[0].optimizer)
         self.configs, self.dtype, self.device, self.decays = configs, dtype, device, decays
-        # The classes themselves say what the numbers are, and refuse what is wrong.
+        # The classes themselves supply defaults, and reject invalid values.
         groups = [record.build([torch.zeros(1)], optimizer_arguments(config)).param_groups[0] for config in configs]
         self.hyper: dict[str, Any] = {k: value for k, value in groups[0].items() if k not in ("params", *_PATHS)}
         for group in groups:
             for name, value in self.hyper.items():
-                if name not in _OF_MEMBERS and group[name] != value:
+                if name not in _PER_MEMBER and group[name] != value:
                     raise ValueError(
-                        f"{name} is {value!r} in one member and {group[name]!r} in another, but is shared."
+                        f"{name} is {value!r} in one member and {group[name]!r} in another, but must be the same."
                     )
         if self.hyper.get("dampening"):
             raise ValueError(f"dampening is {self.hyper['dampening']!r}, but must be 0 in an ensemble.")
@@ -117,7 +117,7 @@ class StackedOptimizer:
         return self._column([config.lr_at(epoch, step, steps_per_epoch) for config in self.configs])
 
     def start(self, w: Blocks) -> list[Blocks]:
-        """Return the state before the first step: for each block some tensors."""
+        """Return the state before the first step: a list of tensors for each block."""
         if self.kind is torch.optim.SGD:
             count = 1
         elif self.kind is AdaShift:
@@ -134,9 +134,9 @@ class StackedOptimizer:
     def step(
         self, w: Blocks, g: Blocks, state: list[Blocks], t: Scalar, lr: Tensor, rows: slice = slice(None)
     ) -> tuple[Blocks, list[Blocks]]:
-        """Return parameters and state after the ``t``-th step; with ``rows``, of these members alone.
+        """Return parameters and state after the ``t``-th step; with ``rows``, of these members only.
 
-        A member's row is never mixed with another's.
+        Rows of different members are never mixed.
         """
         if rows != slice(None):
             w, g, state = _cut(w, rows), _cut(g, rows), [_cut(kept, rows) for kept in state]
@@ -205,7 +205,7 @@ class StackedOptimizer:
         return self._delayed_mover(state, t, hyper, common)
 
     def _delayed_mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any], common: dict[str, Any]) -> Any:
-        of_step = "norm_of" in hyper  # AvaStep, in which what these two say is always so
+        of_step = "norm_of" in hyper  # AvaStep, in which the next two are always on
         forms = {name: hyper.get(name, True) for name in ("bias_correction", "active_only")}
         corrected = {"beta2": common["beta2"], "bias_correction": forms["bias_correction"]}
         sizes = [gradient_sizes(kept[1], t - 1, **corrected) for kept in state]
@@ -230,7 +230,7 @@ class StackedOptimizer:
         return delayed
 
     def _gamma(self, terms: Blocks, state: list[Blocks], active_only: bool, unit: Scalar = 1.0) -> Tensor:
-        """Return the members' gamma, as a column: each has a norm of its own. ``terms`` are multiples of ``unit``."""
+        """Return the members' gammas as a column: each has its own norm. ``terms`` are multiples of ``unit``."""
         norm = self.hyper["norm"]
         sums = [(x * x if norm == 2 else x).sum(1, keepdim=True) for x in terms]
         d: Scalar = sum(x.shape[1] for x in terms)
@@ -253,7 +253,7 @@ def _rms_adam_step(
     maximize: bool,
     **rest: Any,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of RmsAdam, for rows that hold all parameters of a member each."""
+    """Take one step of RmsAdam; each row has all parameters of a member."""
     u, m, v, _ = adam_direction(with_l2(w, g, weight_decay, maximize), m, v, None, t, **rest)
     total = u.square().sum(1, keepdim=True, dtype=torch.float64)
     scale = torch.where(total > 0, (u.shape[1] / total).sqrt(), 1.0)
@@ -261,7 +261,7 @@ def _rms_adam_step(
 
 
 def _clipped(g: Blocks, most: float) -> Blocks:
-    """Shrink the gradients of each member whose norm is above a bound, as torch.nn.utils.clip_grad_norm_ does."""
+    """Clip the gradients of each member by their norm, as torch.nn.utils.clip_grad_norm_ does."""
     norms = torch.cat([torch.linalg.vector_norm(block, dim=1, keepdim=True) for block in g], 1)
     total = torch.linalg.vector_norm(norms, dim=1, keepdim=True) if len(g) > 1 else norms
     factor = (most / (total + 1e-6)).clamp(max=1.0)

@@ -7,13 +7,13 @@
 >>> [record.point.key for record in records], all(record.value < 90 for record in records)
 (['lr=0.001 eps=1e-08 seed=0', 'lr=0.01 eps=0.1 seed=0'], True)
 
-Each run is the trainer's with the same settings and seed, but for the last digits. It needs torch and numpy alone (and
-scikit-learn, which has the digits)::
+Each run gives the numbers of the trainer with the same settings and seed, up to the last digits. It needs only torch
+and numpy (and scikit-learn for the digits)::
 
     python -m avagrad.lab.ensemble cifar --data cifar-10 --device cuda -o model=small --optimizer adam \
         --lr paper --eps paper --epochs 20 --out runs/map
 
-and leaves ``records.jsonl``, a line for each point, beside what a run leaves (:mod:`avagrad.lab.folder`).
+The folder has ``records.jsonl``, a line for each point, and the files of a run (:mod:`avagrad.lab.folder`).
 """
 
 import dataclasses
@@ -41,11 +41,11 @@ from avagrad.tune.space import Point, axis
 __all__ = ["train_ensemble"]
 
 RECORDS = "records.jsonl"
-# Parameters, and inputs, of all members together that a CPU's caches hold well enough; with fewer members, calling the
-# operations takes longer than computing them.
+# Parameters, and inputs, of all members together that fit well enough in a CPU's caches; with fewer members, calling
+# the operations takes longer than computing them.
 _PARAMETERS, _INPUTS = 2**19, 2**20
-_PROBE = 8  # members with which the need of memory is measured
-_SHARE = 0.85  # of a GPU's free memory that is used
+_PROBE = 8  # members with which the memory use is measured
+_SHARE = 0.85  # fraction of a GPU's free memory that is used
 
 
 def train_ensemble(
@@ -63,21 +63,21 @@ def train_ensemble(
 ) -> list[Record]:
     """Train a model at each point, all of a seed together, and return a record for each, in the order of the points.
 
-    A point whose loss is not finite has diverged, at the step at which its own run would have; the others go on. Killed
-    at any moment, the same call with ``resume`` goes on to the same numbers (to the bit on a CPU).
+    A point whose loss is not finite has diverged, at the same step as its own run would have; the others continue.
+    After a kill at any moment, the same call with ``resume`` gives the same numbers (to the bit on a CPU).
 
     Args:
-        config: what all points share; its lr, eps and seed are replaced by a point's (not by None). All threads are
-            used, unless their number is given.
-        points: lr, eps and seed of each.
-        out: the folder of the run; never one that holds something else.
-        resume: go on with what is in ``out``, or begin if it is empty.
-        callback: is called while the run goes on.
+        config: what all points share; a point's lr, eps and seed replace its own (unless they are None). All threads
+            are used, unless their number is given.
+        points: lr, eps and seed of each point.
+        out: the folder of the run; it must not contain anything else.
+        resume: resume the run in ``out``, or begin if it is empty.
+        callback: called during the run.
         save_every: seconds between checkpoints.
-        members_at_once: how many points are trained together; None chooses by the device's memory or caches.
-        convolution: "grouped" or "bmm"; None is "bmm" on CUDA and where the step is compiled, else "grouped".
+        members_at_once: the number of points that are trained together; None chooses by the device's memory or caches.
+        convolution: "grouped" or "bmm"; None is "bmm" on CUDA and if the step is compiled, else "grouped".
         compile: compile the whole step; None does so for images on CUDA.
-        download: the task may fetch its data.
+        download: allow the task to download its data.
 
     >>> train_ensemble(None, [(0.1, None, 0), (0.1, None, 0)], "x")
     Traceback (most recent call last):
@@ -90,19 +90,19 @@ def train_ensemble(
         raise ValueError(f"members_at_once is {members_at_once!r}, but must be a whole number of at least 1, or None.")
     if convolution not in (None, *CONVOLUTIONS):
         raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
-    if config.sources.get("threads") != "given":  # a preset's are those of one of many processes
+    if config.sources.get("threads") != "given":  # a preset's number is meant for one of many processes
         config = dataclasses.replace(config, threads=torch.get_num_threads())
     configs = [_at(config, point) for point in points]
     for one in configs:
-        method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # refuses what is wrong, now
+        method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # rejects invalid values early
     if config.task_options.get("full"):
-        raise ValueError("full is True, but records hold the validation error, and must leave that part out.")
+        raise ValueError("full is True, but must be False in an ensemble, whose records have the validation error.")
     if task_class(config.task).scores is Task.scores:
-        raise ValueError(f"task is {config.task!r}, but must be one that has scores, which the ensemble measures by.")
+        raise ValueError(f"task is {config.task!r}, but must be one that implements scores().")
     task = _task(configs[0], download)
     on_cuda = torch.device(task.device).type == "cuda"
     if on_cuda and convolution == "grouped":
-        raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, where it is twice as fast.")
+        raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, which is twice as fast there.")
     compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
     convolution = convolution or ("bmm" if compiles or on_cuda else "grouped")
     on_axes = {"seed", *(name for name, value in points[0]._asdict().items() if value is not None)}
@@ -116,10 +116,10 @@ def train_ensemble(
 
 
 def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) -> list[Point]:
-    """Return the points with the values that are kept of them, or refuse them."""
+    """Return the points with rounded values, or reject them."""
     points: dict[Point, None] = {}
     for lr, eps, seed in given:
-        lines = axis(lr, "lr"), axis(eps, "eps")  # which refuse what cannot be
+        lines = axis(lr, "lr"), axis(eps, "eps")  # rejects invalid values
         lr, eps = (None if line is None else line.values[0] for line in lines)
         point = Point(lr, eps, seed)
         require(is_whole(seed, 0), "seed", seed, "a whole number of at least 0")
@@ -142,7 +142,7 @@ def _task(config: Config, download: bool = False) -> Task:
 
 
 class Ensemble(Run):
-    """The training of all points, some of them (of one seed) at a time: what :func:`train_ensemble` runs.
+    """The training of all points, a group of one seed at a time; run by :func:`train_ensemble`.
 
     >>> issubclass(Ensemble, Run)
     True
@@ -162,11 +162,11 @@ class Ensemble(Run):
         self.configs, self.points, self.task, self.at_once, self.options = configs, points, task, at_once, options
         self.on_cuda = torch.device(task.device).type == "cuda"
         self.fitting: int | None = at_once
-        self.found: dict[int, dict[str, Any]] = {}  # of each point that is done, by its index
-        self.current: list[int] = []  # the indices of those that are being trained
+        self.found: dict[int, dict[str, Any]] = {}  # the results of finished points, by index
+        self.current: list[int] = []  # the indices of the points that are being trained
         self.members: Stack | None = None
-        self.step = 0  # steps that they have taken
-        self.last: dict[str, list[float]] = {}  # what was measured of them at the end of the last epoch
+        self.step = 0  # steps taken by the current points
+        self.last: dict[str, list[float]] = {}  # their scores at the end of the last epoch
         self.load()
 
     @property
@@ -174,7 +174,7 @@ class Ensemble(Run):
         return self.configs[0].epochs * self.task.steps_per_epoch
 
     def run(self) -> list[Record]:
-        """Train all points that are left; return the records of all."""
+        """Train all remaining points; return the records of all points."""
         while len(self.found) < len(self.points):
             if self.members is None:
                 self._choose()
@@ -190,13 +190,13 @@ class Ensemble(Run):
     # --- which points are trained together ---
 
     def _choose(self) -> None:
-        """Take the next points of one seed, as many as are trained at once, in groups of about the same size."""
+        """Choose the next points of one seed, as many as are trained at once, in groups of about the same size."""
         left = [i for i in range(len(self.points)) if i not in self.found]
         seed = self.points[left[0]].seed
         same = [i for i in left if self.points[i].seed == seed]
         self._set_seed(seed)
         if self.fitting is None:
-            self.fitting = self._that_fit(same)
+            self.fitting = self._members_that_fit(same)
         groups = math.ceil(len(same) / self.fitting)
         self.current = same[: math.ceil(len(same) / groups)]
         self.members = self._made(self.current, **self.options)
@@ -211,8 +211,8 @@ class Ensemble(Run):
         noise = seeded(self.task.seed, self.task.device)
         return Stack(self.task, [self.configs[i] for i in places], noise, **options)
 
-    def _that_fit(self, places: list[int]) -> int:
-        """Return how many members are trained together where nobody says: by memory on a GPU, by caches on a CPU."""
+    def _members_that_fit(self, places: list[int]) -> int:
+        """Return the default number of members that are trained together: by memory on a GPU, by caches on a CPU."""
         probe = self._made(places[: _PROBE if self.on_cuda else 1], convolution=self.options["convolution"])
         batch = self.task.batch(self.task.order(0), 0)
         if not self.on_cuda:
@@ -227,7 +227,7 @@ class Ensemble(Run):
         torch.cuda.empty_cache()
         return max(1, int(_SHARE * torch.cuda.mem_get_info()[0] / need))
 
-    # --- training them ---
+    # --- training ---
 
     def _train(self) -> None:
         members, per_epoch = self.members, self.task.steps_per_epoch
@@ -235,7 +235,7 @@ class Ensemble(Run):
         self.callback.on_start(self.configs[self.current[0]], self._done(), self.total * len(self.points))
         while self.step < self.total and bool(members.alive.any()):
             epoch, index = divmod(self.step, per_epoch)
-            members.begin(epoch, anew=index == 0)
+            members.begin(epoch, new=index == 0)
             order = self.task.order(epoch)
             for i in range(index, per_epoch):
                 if self.configs[0].lr_changes_within_epochs:
@@ -250,19 +250,19 @@ class Ensemble(Run):
         self._conclude()
 
     def _done(self) -> int:
-        """Return the steps that were taken so far, of all points."""
+        """Return the number of steps taken so far by all points."""
         return len(self.found) * self.total + len(self.current) * self.step
 
     def _scores(self, part: str) -> tuple[list[float], list[float]]:
-        """Measure all members; one whose loss is not finite has diverged."""
+        """Evaluate all members; one whose loss is not finite has diverged."""
         assert self.members is not None
-        # A few at a time: the parts are larger than a batch.
+        # A few at a time: the validation and test parts are larger than a batch.
         losses, errors = self.members.scores(part, math.ceil(self.members.members / 8))
-        self.members.give_up(~losses.isfinite(), self.step)
+        self.members.mark_diverged(~losses.isfinite(), self.step)
         return losses.tolist(), errors.tolist()
 
     def _record(self, epoch: int) -> None:
-        """Write a line of the metrics at the end of an epoch: all members', and those of the best one by themselves."""
+        """Write a line of the metrics at the end of an epoch: the best member's numbers, and all members'."""
         assert self.members is not None
         losses = self.members.losses.means().tolist()
         validation, errors = self._scores("validation")
@@ -289,7 +289,7 @@ class Ensemble(Run):
         self.callback.on_record(row)
 
     def _conclude(self) -> None:
-        """Keep what was found, and let the members go."""
+        """Store the results, and free the members."""
         assert self.members is not None
         if self.step == self.total:
             _, tests = self._scores("test")
@@ -322,7 +322,7 @@ class Ensemble(Run):
     # --- checkpoints ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that is needed to go on."""
+        """Return the state to resume from."""
         return {
             "found": self.found,
             "fitting": self.fitting,
@@ -334,7 +334,7 @@ class Ensemble(Run):
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Go on from there."""
+        """Resume from a state."""
         self.found, self.current = state["found"], state["current"]
         if self.at_once is None and not self.on_cuda:
             self.fitting = state["fitting"]

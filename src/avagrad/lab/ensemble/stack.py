@@ -1,10 +1,10 @@
 """A stack of models of one seed, each with its own lr and eps, that takes its steps as one computation.
 
-All members see the same batches and the same masks, and start from the same weights: those of the trainer's run with
-that seed. A member whose loss is not finite stays as it is from then on; the others do not notice.
+All members get the same batches and the same masks, and start from the same weights: those of the trainer's run with
+that seed. A member whose loss is not finite no longer changes from then on, and does not affect the others.
 """
 
-from __future__ import annotations  # a compiler need not work them out inside of a step
+from __future__ import annotations  # so that a compiled step does not evaluate annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -24,30 +24,28 @@ from avagrad.optim.rules import Scalar
 __all__ = ["Stack"]
 
 Batch = tuple[Tensor, ...]
-_PIECE = (
-    2**17
-)  # numbers that are updated at a time on a CPU: with what is worked out on the way, they stay in its caches
+_PIECE = 2**17  # numbers that are updated at a time on a CPU: with temporaries, they stay in its caches
 
 
-class _Asked(nn.Module):
-    """A model together with what a task asks of it, so that its parameters can be swapped for a member's."""
+class _FunctionalTask(nn.Module):
+    """A task and its model as one module, so that ``functional_call`` can replace the model's parameters."""
 
     def __init__(self, task: Task, model: nn.Module) -> None:
         super().__init__()
         self.task, self.model = task, model
 
-    def forward(self, ask: Callable[[Task, nn.Module], Any]) -> Any:
-        """Ask."""
-        return ask(self.task, self.model)
+    def forward(self, function: Callable[[Task, nn.Module], Any]) -> Any:
+        """Call a function of the task and the model."""
+        return function(self.task, self.model)
 
 
 class Stack:
-    """A stack of models; :meth:`step` takes all of them on, :meth:`scores` measures them.
+    """A stack of models; :meth:`step` trains all of them, :meth:`scores` evaluates them.
 
     Args:
-        task: of the members' seed.
-        configs: one for each member; they differ in lr and eps alone.
-        noise: where the randomness inside of a step comes from.
+        task: the task, with the members' seed.
+        configs: one for each member; they differ only in lr and eps.
+        noise: the generator of the randomness inside a step.
         convolution: "grouped" or "bmm", see :func:`avagrad.lab.ensemble.layers.stackable`.
         compile: compile the whole step (torch.compile).
         graph: record the step as a CUDA graph, and replay it.
@@ -75,25 +73,25 @@ class Stack:
     ) -> None:
         self.task, self.noise, self.precision = task, noise, configs[0].precision
         self.model = stackable(task.new_model(), convolution)
-        self.asked = _Asked(task, self.model)
+        self.functional = _FunctionalTask(task, self.model)
         self.on_cuda = torch.device(task.device).type == "cuda"
-        weights = {name: p.detach() for name, p in self.asked.named_parameters() if p.requires_grad}
+        weights = {name: p.detach() for name, p in self.functional.named_parameters() if p.requires_grad}
         dtype = next(iter(weights.values())).dtype
         self.layout = Layout(weights, apart=wants_blocks(configs[0].optimizer), exempt=self._exempt())
         self.optimizer = StackedOptimizer(configs, dtype, task.device, self.layout.decays)
         self.members = len(configs)
         self.w = self.layout.rows(self._stacked(weights))
         self.state = self.optimizer.start(self.w)
-        fixed = {name: p.detach() for name, p in self.asked.named_parameters() if not p.requires_grad}
-        self.buffers = self._stacked(dict(self.asked.named_buffers()) | fixed)
+        fixed = {name: p.detach() for name, p in self.functional.named_parameters() if not p.requires_grad}
+        self.buffers = self._stacked(dict(self.functional.named_buffers()) | fixed)
         self.carry: Carry = ()
         self.losses = Losses(task.device, total=[0.0] * self.members)
-        # A graph or a compiled step finds its numbers on the device; without them plain ones cost nothing.
+        # A graph or a compiled step reads its numbers from the device; otherwise plain numbers cost nothing.
         on_device = compile or graph
         self.t: Scalar = torch.zeros((), dtype=torch.float64, device=task.device) if on_device else 0
         self.lr = self.optimizer.lr_at(0)
         self.alive = torch.ones(self.members, 1, dtype=torch.bool, device=task.device)
-        self.by_transform = compile  # which a compiler can follow; autograd itself costs less
+        self.by_transform = compile  # torch.func.grad can be compiled; plain autograd costs less
         self.advance: Callable[..., Any] = self._advance
         self.measure: Callable[..., tuple[Tensor, Tensor]] = self._measure
         if compile:
@@ -106,9 +104,9 @@ class Stack:
         """Return the names of the parameters that do not decay."""
         if not self.task.no_decay:
             return set()
-        _, others = no_decay_groups(self.asked, weight_decay=1.0)
+        _, others = no_decay_groups(self.functional, weight_decay=1.0)
         ids = {id(p) for p in others["params"]}
-        return {name for name, p in self.asked.named_parameters() if id(p) in ids}
+        return {name for name, p in self.functional.named_parameters() if id(p) in ids}
 
     def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
         return {name: x.detach().expand(self.members, *x.shape).clone() for name, x in tensors.items()}
@@ -118,20 +116,20 @@ class Stack:
         """The step at which each member diverged; 0 for those that have not."""
         return self.losses.first_bad
 
-    def begin(self, epoch: int, *, anew: bool = True) -> None:
-        """Begin an epoch, or go on in one: its learning rates, and what is carried from step to step."""
-        self.asked.train()
+    def begin(self, epoch: int, *, new: bool = True) -> None:
+        """Begin or resume an epoch: set its learning rates, and reset the carry of a new one."""
+        self.functional.train()
         self.set_lr(epoch)
-        if anew:
+        if new:
             carry = tuple(part.expand(self.members, *part.shape).clone() for part in self.task.start(self.model))
             if self.carry:
-                _refill(self.carry, carry)
+                _copy_into(self.carry, carry)
             else:
                 self.carry = carry
 
     def set_lr(self, epoch: int, step: int = 0) -> None:
         """Set the learning rates of a step of an epoch, both counted from 0."""
-        _refill([self.lr], [self.optimizer.lr_at(epoch, step, self.task.steps_per_epoch)])
+        _copy_into([self.lr], [self.optimizer.lr_at(epoch, step, self.task.steps_per_epoch)])
 
     @torch.no_grad()
     def step(self, batch: Batch) -> None:
@@ -139,24 +137,24 @@ class Stack:
         if self.graph is not None:
             self.graph.step(batch)
         elif self.piece:
-            self._take_in_pieces(batch)
+            self._step_in_chunks(batch)
         else:
             self.take(batch)
         self.losses.count += 1
 
     def take(self, batch: Batch) -> None:
-        """Take a step, one operation at a time."""
+        """Take a step eagerly."""
         now = (self.w, self.state, self.buffers, self.carry, self.t, self.lr, self.alive)
         self.w, self.state, self.buffers, self.carry, self.t, losses = self.advance(*now, batch)
         self.note(losses)
 
     def note(self, losses: Tensor) -> None:
-        """Count the losses of a step, and see who has diverged; nothing waits for the device."""
+        """Add the losses of a step, and mark members that have diverged, without waiting for the device."""
         self.losses.note(losses)
         self.alive.copy_((self.losses.first_bad == 0)[:, None])
 
-    def give_up(self, bad: Tensor, step: int) -> None:
-        """Take members for diverged at a step, for another reason than their loss in it."""
+    def mark_diverged(self, bad: Tensor, step: int) -> None:
+        """Mark members as diverged at a step, for another reason than its training loss."""
         self.losses.first_bad += (bad & (self.losses.first_bad == 0)) * step
         self.alive.copy_((self.losses.first_bad == 0)[:, None])
 
@@ -171,16 +169,16 @@ class Stack:
         alive: Tensor,
         batch: Batch,
     ) -> tuple[Blocks, list[Blocks], dict[str, Tensor], Carry, Scalar, Tensor]:
-        """Return all that changes in a step, after it; a pure function, but for the noise."""
+        """Return everything that changes in a step; a pure function, except for the noise."""
         losses, g, buffers, carry = self._gradients(w, buffers, carry, batch)
         t = t + 1
         moved, state = self.optimizer.step(w, g, state, t, lr)
-        goes_on = alive & losses.isfinite()[:, None]
-        w = [torch.where(goes_on, new, old) for new, old in zip(moved, w, strict=True)]
+        moves = alive & losses.isfinite()[:, None]
+        w = [torch.where(moves, new, old) for new, old in zip(moved, w, strict=True)]
         return w, state, buffers, carry, t, losses
 
-    def _take_in_pieces(self, batch: Batch) -> None:
-        """Take a step; parameters and state are gone through a few members at a time, within a processor's caches."""
+    def _step_in_chunks(self, batch: Batch) -> None:
+        """Take a step, updating a few members at a time, so that their numbers stay in the processor's caches."""
         losses, g, self.buffers, self.carry = self._gradients(self.w, self.buffers, self.carry, batch)
         assert isinstance(self.t, int)
         self.t += 1
@@ -191,7 +189,7 @@ class Stack:
             for old, new in zip(self.w, moved, strict=True):
                 old[rows] = torch.where(self.alive[rows], new, old[rows])
             for kept, values in zip(self.state, state, strict=True):
-                _refill((old[rows] for old in kept), values)
+                _copy_into((old[rows] for old in kept), values)
 
     def _gradients(
         self, w: Blocks, buffers: dict[str, Tensor], carry: Carry, batch: Batch
@@ -199,16 +197,16 @@ class Stack:
         def of_one(weights: dict[str, Tensor], buffers: dict[str, Tensor], carry: Carry) -> Any:
             noted = {name: buffer.clone() for name, buffer in buffers.items()}  # BatchNorm writes to them
 
-            def ask(task: Task, model: nn.Module) -> tuple[Tensor, Carry]:
+            def loss_of(task: Task, model: nn.Module) -> tuple[Tensor, Carry]:
                 return task.loss(model, batch, carry, self.noise)
 
-            loss, after = functional_call(self.asked, (weights, noted), (ask,))
+            loss, after = functional_call(self.functional, (weights, noted), (loss_of,))
             return loss, noted, after
 
         def of_all(weights: dict[str, Tensor]) -> Any:
             with autocast(self.precision, self.task.device, keep=False):
                 losses, noted, after = vmap(of_one, randomness="same")(weights, buffers, carry)
-            # The members' losses have nothing to do with one another: the gradient of the sum is each one's own.
+            # The members are independent: the gradient of the sum has each one's own gradient.
             return losses.sum(), (losses, noted, after)
 
         weights = self.layout.views(w)
@@ -221,12 +219,12 @@ class Stack:
             gradients = dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
         return losses.detach(), self.layout.rows(gradients), noted, after
 
-    # --- measuring ---
+    # --- evaluation ---
 
     @torch.no_grad()
     def scores(self, part: str, at_once: int | None = None) -> tuple[Tensor, Tensor]:
-        """Return the members' losses and errors on the "validation" or the "test" part, so many members at once."""
-        self.asked.eval()
+        """Return the members' losses and errors on the "validation" or the "test" part, ``at_once`` at a time."""
+        self.functional.eval()
         at_once = at_once or self.members
         views, found = self.layout.views(self.w), []
         for start in range(0, self.members, at_once):
@@ -238,16 +236,16 @@ class Stack:
 
     def _measure(self, weights: dict[str, Tensor], buffers: dict[str, Tensor], part: str) -> tuple[Tensor, Tensor]:
         def of_one(weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
-            return functional_call(self.asked, (weights, buffers), (lambda task, model: task.scores(model, part),))
+            return functional_call(self.functional, (weights, buffers), (lambda task, model: task.scores(model, part),))
 
         with autocast(self.precision, self.task.device, keep=False):
             losses, errors = vmap(of_one)(weights, buffers)
         return losses, errors
 
-    # --- stopping and going on ---
+    # --- checkpoints ---
 
     def state_dict(self) -> dict[str, Any]:
-        """Return all that changes."""
+        """Return everything that changes."""
         return {
             "w": self.w,
             "state": self.state,
@@ -261,12 +259,12 @@ class Stack:
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
-        """Go on from what was saved."""
+        """Resume from a state."""
         self.noise.set_state(saved["noise"])
-        _refill(self.w, saved["w"])
+        _copy_into(self.w, saved["w"])
         for kept, old in zip(self.state, saved["state"], strict=True):
-            _refill(kept, old)
-        _refill(self.buffers.values(), (saved["buffers"][name] for name in self.buffers))
+            _copy_into(kept, old)
+        _copy_into(self.buffers.values(), (saved["buffers"][name] for name in self.buffers))
         self.carry = tuple(part.to(self.task.device) for part in saved["carry"])
         steps = int(saved["t"])
         self.t = self.t.fill_(steps) if isinstance(self.t, Tensor) else steps
@@ -276,9 +274,9 @@ class Stack:
 
 
 class _Graph:
-    """Takes a stack's first steps one operation at a time, then records one as a CUDA graph, and replays it."""
+    """Takes a stack's first steps eagerly, then records one as a CUDA graph, and replays it."""
 
-    _EAGER = 3  # lazily made things (workspaces, compiled kernels) are made before the recording
+    _EAGER = 3  # lazy initialisation (workspaces, compiled kernels) must happen before the recording
 
     def __init__(self, members: Stack) -> None:
         self.members, self.taken = members, 0
@@ -304,7 +302,7 @@ class _Graph:
     def _record(self, batch: Batch) -> None:
         self.inputs = tuple(x.clone() for x in batch)
         torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graph has memory of its own, beside what the first steps have left
+        torch.cuda.empty_cache()  # the graph has its own memory, in addition to that of the first steps
         graph = torch.cuda.CUDAGraph()
         graph.register_generator_state(self.members.noise)
         with torch.cuda.graph(graph):
@@ -312,12 +310,12 @@ class _Graph:
         self.recorded = graph
 
     def _take_in_place(self, batch: Batch) -> None:
-        """Take a step and put the results where the graph reads them."""
+        """Take a step and copy the results to where the graph reads them."""
         members = self.members
         before = _tensors(members)
         members.take(batch)
-        _refill(before, _tensors(members))
-        _put_back(members, before)
+        _copy_into(before, _tensors(members))
+        _restore(members, before)
 
 
 def _tensors(members: Stack) -> list[Tensor]:
@@ -326,7 +324,7 @@ def _tensors(members: Stack) -> list[Tensor]:
     return [*members.w, *flat, *members.buffers.values(), *members.carry, *t]
 
 
-def _put_back(members: Stack, tensors: Iterable[Tensor]) -> None:
+def _restore(members: Stack, tensors: Iterable[Tensor]) -> None:
     rest = iter(tensors)
     members.w = [next(rest) for _ in members.w]
     members.state = [[next(rest) for _ in block] for block in members.state]
@@ -336,6 +334,6 @@ def _put_back(members: Stack, tensors: Iterable[Tensor]) -> None:
         members.t = next(rest)
 
 
-def _refill(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:
+def _copy_into(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:
     for old, values in zip(kept, new, strict=True):
         old.copy_(values)

@@ -1,1 +1,1 @@
-"""The models of the experiments, one readable file each."""
+"""The models of the experiments, one file each."""

@@ -2,8 +2,8 @@
 
 It follows the AWD-LSTM (Merity, Keskar and Socher, 2018): embedding and output are tied, so the last layer is as wide
 as the embedding; hidden-to-hidden weights, rows of the embedding, and activations are dropped, with masks that stay
-the same over a whole sequence. The masks are drawn by :meth:`CharLSTM.draw_masks` and handed to ``forward``: whoever
-calls decides on the randomness, and many models can share it.
+the same over a whole sequence. The masks are drawn by :meth:`CharLSTM.draw_masks` and passed to ``forward``, so that
+the caller controls the randomness, and many models can share it.
 """
 
 from collections.abc import Sequence
@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 __all__ = ["CharLSTM", "Dropouts", "Masks", "State"]
 
@@ -21,7 +21,7 @@ State = tuple[Tensor, ...]  # h and c of each layer, in turn, each (batch, width
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Shares that are dropped; the defaults are the paper's.
+    """Dropout probabilities; the defaults are the paper's.
 
     >>> Dropouts(weight=0.0).embedding
     0.1
@@ -34,14 +34,14 @@ class Dropouts:
 
 
 class Masks(NamedTuple):
-    """What is kept in one step, already divided by the share that is kept.
+    """The dropout masks of one step, already divided by the probability of being kept.
 
     >>> Masks.__annotations__["embedding"].__name__
     'Tensor'
     """
 
     embedding: Tensor  # (vocabulary, 1)
-    activations: tuple[Tensor, ...]  # the input's, then each layer's output's: (batch, width)
+    activations: tuple[Tensor, ...]  # of the input, then of each layer's output: (batch, width)
     weights: tuple[Tensor, ...]  # each layer's hidden-to-hidden
 
 
@@ -58,8 +58,8 @@ class CharLSTM(nn.Module):
     >>> logits.shape
     torch.Size([7, 2, 5])
 
-    With ``in_products`` a layer is written as matrix products, which run under ``torch.func.vmap``, where torch's own
-    LSTM does not; the numbers are the same, but for the last digits.
+    With ``in_products`` a layer is written as matrix products, which run under ``torch.func.vmap``, unlike torch's own
+    LSTM; the numbers are the same up to the last digits.
     """
 
     in_products = False
@@ -91,7 +91,7 @@ class CharLSTM(nn.Module):
         return tuple(like.new_zeros(batch, width) for width in self.widths[1:] for _ in range(2))
 
     def draw_masks(self, batch: int, generator: torch.Generator | None = None) -> Masks:
-        """Draw what is kept in one step.
+        """Draw the dropout masks of one step.
 
         >>> masks = CharLSTM(5, 4, 8).draw_masks(3, torch.Generator().manual_seed(0))
         >>> [tuple(mask.shape) for mask in masks.activations]
@@ -137,7 +137,7 @@ class CharLSTM(nn.Module):
 def _lstm(
     x: Tensor, h: Tensor, c: Tensor, w_ih: Tensor, w_hh: Tensor, b_ih: Tensor, b_hh: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Run a layer over (time, batch, width) as torch.lstm does, with one product for all inputs and one a character."""
+    """Run a layer over (time, batch, width) like torch.lstm, with one product for all inputs and one per character."""
     gates, w_hh = F.linear(x, w_ih, b_ih + b_hh), w_hh.t()
     h, c, outputs = h[0], c[0], []
     for from_input in gates.unbind(0):
@@ -149,7 +149,7 @@ def _lstm(
 
 
 def _in_one_piece(weights: list[Tensor]) -> list[Tensor]:
-    """Lay weights out one after the other, as cuDNN wants them; it would do so itself, and warn."""
+    """Copy weights to contiguous memory, as cuDNN needs them; it would do so itself, and warn."""
     whole = torch.cat([weight.flatten() for weight in weights])
     pieces = torch.split_with_sizes(whole, [weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]

@@ -9,7 +9,7 @@ __all__ = ["DigitsConv", "DigitsMLP"]
 class DigitsMLP(nn.Sequential):
     """64-32-32-10, with BatchNorm after each hidden layer and no bias before it.
 
-    A bias there would do nothing, and have a gradient that is rounding noise: its rates would spoil AvaGrad's norm.
+    A bias there would have no effect, and a gradient of rounding noise: its rates would spoil AvaGrad's norm.
 
     >>> DigitsMLP()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])

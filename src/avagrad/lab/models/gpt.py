@@ -4,18 +4,18 @@ import math
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 __all__ = ["GPT"]
 
-_STD = 0.02  # of the weights at the start
+_STD = 0.02  # of the initial weights
 
 
 class GPT(nn.Module):
     """Token and position embedding -> ``layers`` blocks of attention and MLP -> normalisation -> output.
 
-    The output is the transpose of the token embedding if ``tied``, else a matrix of its own. Blocks of 12 layers and
-    a width of 768 have 85 million parameters:
+    The output is the transpose of the token embedding if ``tied``, else a separate matrix. 12 blocks of width 768 have
+    85 million parameters:
 
     >>> model = GPT(vocabulary=96, context=512, layers=12, heads=12, width=768)
     >>> sum(p.numel() for p in model.blocks.parameters())
@@ -25,7 +25,7 @@ class GPT(nn.Module):
     torch.Size([3, 8, 5])
 
     With ``in_products`` attention is written as matrix products, which run under ``torch.func.vmap``; the numbers are
-    the same, but for the last digits.
+    the same up to the last digits.
     """
 
     in_products = False
@@ -41,7 +41,7 @@ class GPT(nn.Module):
         self.norm = nn.LayerNorm(width, bias=False)
         self.output = nn.Linear(width, vocabulary, bias=False)
         for name, p in self.named_parameters():
-            if p.dim() > 1:  # those that write to the residual stream are smaller: it is a sum of them all
+            if p.dim() > 1:  # projections to the residual stream are smaller, since it is a sum over all blocks
                 is_last = name.endswith(("attend.weight", "shrink.weight"))
                 nn.init.normal_(p, std=_STD / math.sqrt(2 * layers) if is_last else _STD)
         if tied:
@@ -86,7 +86,7 @@ def _fused_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 
 
 def causal_attention(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-    """Return what torch's scaled_dot_product_attention returns, each token attending to itself and those before it.
+    """Return the causal scaled_dot_product_attention: each token attends to itself and those before it.
 
     >>> q, k, v = torch.randn(3, 2, 4, 5, 6)
     >>> torch.allclose(causal_attention(q, k, v), _fused_attention(q, k, v), atol=1e-6)

@@ -1,23 +1,23 @@
 """The network of the paper's ImageNet experiment: ResNet-50, as torchvision has it.
 
 The stride of a block is in its 3 x 3 convolution (the original paper has it in the first 1 x 1). The names of the
-parameters are torchvision's, so weights can be copied in both directions. So is the start: convolutions normal with
-variance 2 / (k k outputs), BatchNorm at scale 1 and shift 0, the linear layer as torch's.
+parameters are torchvision's, so weights can be copied in both directions. So is the initialisation: convolutions
+normal with variance 2 / (k k outputs), BatchNorm with scale 1 and shift 0, the linear layer as torch's.
 """
 
 from collections.abc import Sequence
 
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 __all__ = ["Bottleneck", "ResNet"]
 
-_EXPANSION = 4  # a block's output is so many times as wide as its middle
+_EXPANSION = 4  # ratio of a block's output width to its middle width
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1, each with BatchNorm, and around them a shortcut.
+    """Convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1, each with BatchNorm, and a shortcut around them.
 
     >>> Bottleneck(64, 16, stride=2)(torch.zeros(1, 64, 6, 6)).shape
     torch.Size([1, 64, 3, 3])
@@ -39,7 +39,7 @@ class Bottleneck(nn.Module):
             )
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input, or its projection, and what the convolutions add to it, after a ReLU."""
+        """Return the sum of the shortcut and the convolutions' output, after a ReLU."""
         added = F.relu(self.bn1(self.conv1(x)))
         added = F.relu(self.bn2(self.conv2(added)))
         added = self.bn3(self.conv3(added))
@@ -47,9 +47,9 @@ class Bottleneck(nn.Module):
 
 
 class ResNet(nn.Module):
-    """ResNet-50: ``layers`` are the numbers of blocks in the four groups, and (3, 4, 23, 3) makes it a ResNet-101.
+    """ResNet-50: ``layers`` are the numbers of blocks in the four groups; (3, 4, 23, 3) is a ResNet-101.
 
-    With ``zero_init`` the last BatchNorm of each block starts at scale 0, so that a block starts as its shortcut.
+    With ``zero_init`` the last BatchNorm of each block starts with scale 0, so that a block starts as its shortcut.
 
     >>> with torch.device("meta"):
     ...     model = ResNet()

@@ -1,4 +1,4 @@
-"""A small network for CIFAR, of which an ensemble trains hundreds at once."""
+"""A small network for CIFAR, for ensembles of hundreds."""
 
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn

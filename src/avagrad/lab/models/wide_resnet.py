@@ -1,20 +1,20 @@
 """The network of the paper's CIFAR experiments: a Wide ResNet (Zagoruyko and Komodakis, 2016), without dropout.
 
-Convolutions start as in the authors' code: normal, with variance 2 / (k k outputs), He's rule for the backward pass
-("fan-out"). BatchNorm starts at scale 1 and shift 0, the linear layer as torch's does but with a bias of zero.
+The initialisation is that of the authors' code: convolutions normal with variance 2 / (k k outputs), He's rule for the
+backward pass ("fan-out"), BatchNorm with scale 1 and shift 0, the linear layer as torch's but with a bias of zero.
 """
 
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 __all__ = ["WideBlock", "WideResNet"]
 
 
 class WideBlock(nn.Module):
-    """Twice BatchNorm, ReLU and a 3 x 3 convolution, and around them a shortcut.
+    """Twice BatchNorm, ReLU and a 3 x 3 convolution, and a shortcut around them.
 
-    Where the shape changes the shortcut is a 1 x 1 convolution of what has gone through the first BatchNorm and ReLU.
+    If the shape changes, the shortcut is a 1 x 1 convolution of the output of the first BatchNorm and ReLU.
 
     >>> WideBlock(3, 8, stride=2)(torch.zeros(1, 3, 6, 6)).shape
     torch.Size([1, 8, 3, 3])
@@ -30,7 +30,7 @@ class WideBlock(nn.Module):
         self.shortcut = nn.Conv2d(before, after, 1, stride=stride, bias=False) if changes else None
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the input, or its projection, and what the convolutions add to it."""
+        """Return the sum of the shortcut and the convolutions' output."""
         active = F.relu(self.bn1(x))
         skipped = x if self.shortcut is None else self.shortcut(active)
         added: Tensor = self.conv2(F.relu(self.bn2(self.conv1(active))))

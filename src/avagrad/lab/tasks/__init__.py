@@ -1,4 +1,4 @@
-"""The tasks, one readable file each; :func:`task_class` finds them by name, and those of your own by their path."""
+"""The tasks, one file each; :func:`task_class` finds them by name, and your own by ``module:Class``."""
 
 import importlib
 
@@ -7,25 +7,25 @@ from avagrad.names import look_up
 
 __all__ = ["TASKS", "task_class"]
 
-# name: (module, class, what it is). The modules are imported when they are asked for: they need different libraries.
+# name: (module, class, description). The modules are imported lazily: they need different libraries.
 TASKS: dict[str, tuple[str, str, str]] = {
     "digits": ("avagrad.lab.tasks.digits", "Digits", "8 x 8 images of handwritten digits, from scikit-learn"),
     "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
-    "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or files of tokens"),
+    "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or token files"),
     "cifar": ("avagrad.lab.tasks.cifar", "Cifar", "CIFAR-10 and CIFAR-100, with a Wide ResNet"),
     "imagenet": ("avagrad.lab.tasks.imagenet", "ImageNet", "ImageNet, with a ResNet-50, in one process or several"),
 }
 
 
 def task_class(name: str) -> type[Task]:
-    """Return the class of a task, or say which tasks there are; ``module:Class`` names a task of your own.
+    """Return the class of a task, or raise an error that lists all; ``module:Class`` is a task of your own.
 
     >>> task_class("digits").__name__
     'Digits'
     >>> task_class("digit")
     Traceback (most recent call last):
     ...
-    ValueError: task is 'digit', which is not known; did you mean 'digits'? There are: digits, chars, ...
+    ValueError: task is 'digit', which is not known; did you mean 'digits'? Choose from: digits, chars, ...
     """
     if name == "synthetic":
         raise ValueError("task is 'synthetic', which is not a training run: `avagrad synthetic` runs it.")

@@ -1,4 +1,4 @@
-"""What a task is: data, a model, a loss, and a measure of success. The trainer knows nothing else about it."""
+"""The interface of a task: data, a model, a loss, and an error measure. The trainer uses nothing else."""
 
 import hashlib
 from abc import ABC, abstractmethod
@@ -17,7 +17,7 @@ Carry = tuple[Tensor, ...]
 
 
 class Score(NamedTuple):
-    """How well a model does on one part of the data.
+    """The loss and the error of a model on one part of the data.
 
     >>> Score(loss=0.5, error=12.5).error
     12.5
@@ -28,7 +28,7 @@ class Score(NamedTuple):
 
 
 def stream(seed: int, *names: object) -> int:
-    """Return a seed for one use of randomness, independent of those for all other uses.
+    """Return a seed for one use of randomness, independent of all other uses.
 
     >>> stream(0, "order", 1) == stream(0, "order", 1), stream(0, "order", 1) == stream(0, "order", 2)
     (True, False)
@@ -46,18 +46,18 @@ def digest(tensors: Iterable[Tensor]) -> str:
     total = hashlib.sha256()
     for tensor in tensors:
         total.update(f"{tuple(tensor.shape)} {tensor.dtype}".encode())
-        total.update(tensor.cpu().contiguous().view(-1).numpy().data)  # not copied: it may be a mapped file
+        total.update(tensor.cpu().contiguous().view(-1).numpy().data)  # without a copy: it may be a mapped file
     return total.hexdigest()
 
 
 @dataclass(kw_only=True)
 class Task(ABC):
-    """A task; its subclasses' fields are the options that people set.
+    """Base class of tasks; the fields of a subclass are its options.
 
-    To have one of your own, write a file like digits.py, and name it ``module:Class`` where a task is asked for.
+    For a task of your own, write a file like digits.py, and use ``module:Class`` as the name of the task.
 
     The order of an epoch is a function of the seed and the epoch's number, so a position in the data is two numbers;
-    randomness inside a step comes from the generator that the trainer hands over, and keeps.
+    randomness inside a step comes from a generator that the trainer passes and saves.
 
     >>> Task.name
     Traceback (most recent call last):
@@ -66,22 +66,22 @@ class Task(ABC):
     """
 
     name: ClassVar[str]
-    measure: ClassVar[str]  # what `error` is, in words
+    measure: ClassVar[str]  # a description of `error`
     unit: ClassVar[str]
     precision_on_cuda: ClassVar[str] = "bf16"
-    data_wanted: ClassVar[str | None] = None  # which the paper's presets need, where the task can do without
-    no_decay: ClassVar[bool] = False  # weight decay leaves out what avagrad.no_decay_groups does
-    fits_a_graph: ClassVar[bool] = True  # every step does the same, on what is already on the device
+    data_wanted: ClassVar[str | None] = None  # the data that the paper's presets need, if they are optional otherwise
+    no_decay: ClassVar[bool] = False  # whether to use avagrad.no_decay_groups
+    fits_a_graph: ClassVar[bool] = True  # every step runs the same operations, on data that is on the device
 
     data: str | None = field(default=None, metadata={"of": "run"})
     download: bool = field(default=False, metadata={"of": "run"})
     seed: int = field(default=0, metadata={"of": "run"})
     device: str = field(default="cpu", metadata={"of": "run"})
     dtype: torch.dtype = field(default=torch.float32, metadata={"of": "run"})
-    rank: int = field(default=0, metadata={"of": "run"})  # of the processes that share a run, and a batch
+    rank: int = field(default=0, metadata={"of": "run"})  # of the processes that share a run and a batch
     world: int = field(default=1, metadata={"of": "run"})
     batch_size: int = 64
-    full: bool = False  # train on the validation part, too: for final runs, after all choices have been made
+    full: bool = False  # also train on the validation part: for final runs, after all choices have been made
 
     @classmethod
     def options(cls) -> dict[str, Any]:
@@ -95,13 +95,13 @@ class Task(ABC):
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
-        """Refuse an option that the task does not have, or whose value is of another kind than the default.
+        """Reject an option that the task does not have, or whose value is of another type than the default.
 
         >>> from avagrad.lab.tasks import task_class
         >>> task_class("digits").check_options({"modle": "conv"})
         Traceback (most recent call last):
         ...
-        ValueError: digits: an option is 'modle', which is not known; did you mean 'model'? There are: batch_size, ...
+        ValueError: digits: an option is 'modle', which is not known; did you mean 'model'? Choose from: batch_size, ...
         """
         known = cls.options()
         for name, value in options.items():
@@ -118,23 +118,23 @@ class Task(ABC):
     @property
     @abstractmethod
     def steps_per_epoch(self) -> int:
-        """How many batches there are in an epoch."""
+        """The number of batches in an epoch."""
 
     @abstractmethod
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
 
     def order(self, epoch: int) -> Any:
-        """Return what an epoch's batches are taken from: a function of the seed and the number alone."""
+        """Return the order of an epoch's data, for :meth:`batch`: a function only of the seed and the epoch."""
         return None
 
     @abstractmethod
     def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
-        """Return one batch of an epoch, on the device; batches are asked for in turn, starting anywhere."""
+        """Return one batch of an epoch, on the device; calls are in order, from any first index."""
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the data."""
+        """Remarks on the data for readers of the results."""
         return ()
 
     @abstractmethod
@@ -142,33 +142,33 @@ class Task(ABC):
         """Return a digest of the data: the same if and only if they are the same."""
 
     def start(self, model: nn.Module) -> Carry:
-        """Return what is carried from step to step, as it is at the start of an epoch."""
+        """Return the carry, tensors that are passed from step to step, at the start of an epoch."""
         return ()
 
     @abstractmethod
     def loss(
         self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
     ) -> tuple[Tensor, Carry]:
-        """Return the loss of a batch, and what is carried on."""
+        """Return the loss of a batch, and the next carry."""
 
     def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
         """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode.
 
-        The ensemble runs this, and :meth:`loss`, under ``torch.func.vmap``: nothing is read from the device in them.
+        The ensemble runs this, and :meth:`loss`, under ``torch.func.vmap``: they must not read from the device.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no scores, but must have them, or its own evaluate.")
+        raise NotImplementedError(f"{type(self).__name__} has no scores(), but must implement it, or evaluate().")
 
     def details(self, model: nn.Module) -> dict[str, Any]:
-        """Return what else is worth knowing at the end of a run, as JSON; the model is in eval mode."""
+        """Return further results at the end of a run, as JSON; the model is in eval mode."""
         return {}
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on the "validation" or the "test" part; the model is in eval mode."""
-        loss, error = torch.stack(self.scores(model, part)).tolist()  # the one time that the device is waited for
+        loss, error = torch.stack(self.scores(model, part)).tolist()  # the only synchronisation with the device
         return Score(loss, error)
 
     def new_model(self) -> nn.Module:
-        """Make the model of this seed, on the device: the same weights wherever it is made.
+        """Make the model of this seed, on the device: the weights are the same on every device.
 
         >>> from avagrad.lab.tasks import task_class
         >>> one, same = (task_class("digits")(seed=1).new_model() for _ in range(2))
@@ -180,4 +180,4 @@ class Task(ABC):
             return self.build().to(device=self.device, dtype=self.dtype)
 
 
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a word", tuple: "a list"}
+_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", tuple: "a list"}

@@ -1,6 +1,6 @@
 """Characters: the paper's language task, on Penn Treebank or on any text.
 
-Without ``data`` the text is the Python documentation that every Python carries (``pydoc_data.topics``).
+Without ``data`` the text is the documentation that comes with Python (``pydoc_data.topics``).
 """
 
 import math
@@ -9,7 +9,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, python_documentation, read_texts
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
@@ -24,8 +24,8 @@ _EVALUATION_BATCH = 10
 class Chars(Task):
     """Predict the next character, with the state carried from step to step through the whole text.
 
-    The text is cut into ``batch_size`` rows that are read side by side, ``bptt`` characters in a step. The sizes here
-    are small ones, for a CPU; the presets have the paper's.
+    The text is cut into ``batch_size`` rows that are read in parallel, ``bptt`` characters in a step. The default sizes
+    are small, for a CPU; the presets have the paper's.
 
     >>> task = Chars(batch_size=100, bptt=50)
     >>> inputs, targets = task.batch(None, 0)
@@ -65,7 +65,7 @@ class Chars(Task):
             if len(texts.parts[part]) < least * rows:
                 raise ValueError(
                     f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least "
-                    f"{least * rows} ({rows} rows of {least}): the text is empty, cut off, or too short."
+                    f"{least * rows} ({rows} rows of {least}): the text is empty, truncated, or too short."
                 )
         if self.full:
             import numpy
@@ -76,7 +76,7 @@ class Chars(Task):
 
     def _texts(self) -> Texts:
         if self.data is None and self.download:
-            raise ValueError("chars: download is asked for without data: name the folder that the files go to.")
+            raise ValueError("chars: download is True, but data is not given: it must be the folder for the files.")
         if self.data is None:
             return python_documentation()
         if self.download:
@@ -84,7 +84,7 @@ class Chars(Task):
         return read_texts(self.data, self.encoding)
 
     def _in_rows(self, tokens: Tensor, rows: int) -> Tensor:
-        """Lay a text out as columns, (time, rows), so that a step reads a piece of each."""
+        """Return a text as columns, (time, rows), so that a step reads a piece of each."""
         length = len(tokens) // rows
         return tokens[: length * rows].view(rows, length).t().contiguous().to(self.device)
 
@@ -94,15 +94,15 @@ class Chars(Task):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the text."""
+        """Remarks on the text for readers of the results."""
         idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]
         names = [name for name, is_set in idle if is_set and self.layers == 1]
-        none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} did nothing."
+        none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} had no effect."
         return (*self._remarks, none) if names else self._remarks
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many pieces the rows have; the last one may be shorter."""
+        """The number of pieces of the rows; the last one may be shorter."""
         return math.ceil((len(self.rows["train"]) - 1) / self.bptt)
 
     def build(self) -> nn.Module:
@@ -111,7 +111,7 @@ class Chars(Task):
         return CharLSTM(len(self.alphabet), self.embedding, self.hidden, self.layers, dropouts)
 
     def batch(self, order: None, index: int) -> tuple[Tensor, ...]:
-        """Return the next piece of the rows, and the same one character further on."""
+        """Return the next piece of the rows, and the same piece shifted by one character."""
         return self._piece(self.rows["train"], index)
 
     def _piece(self, rows: Tensor, index: int) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """CIFAR-10 and CIFAR-100: the paper's search for learning rate and epsilon, and its comparison of the best.
 
-Images stay on the device as bytes. What happens to them in an epoch (order, flips, crops) is drawn on the CPU, from
-the seed and the epoch's number alone; on a GPU a whole epoch is then made at once, on a CPU a batch at a time.
+Images stay on the device as bytes. The augmentation of an epoch (order, flips, crops) is drawn on the CPU, from only
+the seed and the epoch's number; on a GPU a whole epoch is then made at once, on a CPU one batch at a time.
 """
 
 import re
@@ -10,7 +10,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.cifar import SIDE, WANTED, Images, download_cifar, read_images
 from avagrad.lab.models.small_conv import SmallConv
@@ -22,11 +22,11 @@ __all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
 
 PAD = 4
 _EVALUATION_BATCH = 1000
-_CHUNK = 5000  # images that are made at a time on a GPU: they take a few times their space while they are
+_CHUNK = 5000  # images that are made at a time on a GPU: this takes a few times their memory
 
 
 class Moves(NamedTuple):
-    """What is done to the images of an epoch, in their order: each is flipped or not, then moved within its padding.
+    """The augmentation of the images of an epoch, in their order: each may be flipped, then is shifted in its padding.
 
     >>> Moves(*torch.tensor([[7], [1], [0], [8]])).right
     tensor([8])
@@ -39,7 +39,7 @@ class Moves(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """An epoch: its moves and labels, and its images where they are all made at once.
+    """An epoch: its moves and labels, and its images if they are all made at once.
 
     >>> Epoch(Moves(*torch.zeros(4, 1)), torch.zeros(1), None).images is None
     True
@@ -51,7 +51,7 @@ class Epoch(NamedTuple):
 
 
 def draw_moves(images: int, seed: int) -> Tensor:
-    """Draw what is done to so many images, one row for each field of :class:`Moves`.
+    """Draw the augmentation of so many images, one row for each field of :class:`Moves`.
 
     >>> moves = draw_moves(1000, seed=0)
     >>> moves.shape, [(row.min().item(), row.max().item()) for row in moves]
@@ -65,7 +65,7 @@ def draw_moves(images: int, seed: int) -> Tensor:
 
 
 def crop(padded: Tensor, moves: Moves) -> Tensor:
-    """Cut the chosen images out of the padded ones, (images, height, width, channels), flipped where they should be.
+    """Crop the chosen images from the padded ones, (images, height, width, channels), and flip those to be flipped.
 
     >>> padded = torch.arange(40 * 40).reshape(1, 40, 40, 1)
     >>> both = crop(padded, Moves(*torch.tensor([[0, 0], [0, 1], [2, 2], [5, 5]])))
@@ -85,10 +85,10 @@ def crop(padded: Tensor, moves: Moves) -> Tensor:
 class Cifar(Classification):
     """CIFAR-10 or (``classes=100``) CIFAR-100, from ``data``.
 
-    ``model`` is "wrn-D-W", a Wide ResNet, or "small", three convolutions, of which an ensemble trains hundreds at once.
+    ``model`` is "wrn-D-W", a Wide ResNet, or "small", three convolutions; an ensemble trains hundreds of these at once.
 
     A tenth of the training images, the same for every seed, is for validation: 45,000 and 5,000 of the complete set.
-    To train, images are flipped with probability 1/2, padded by 4 black pixels, and cropped at random; all are
+    Training images are flipped with probability 1/2, padded by 4 black pixels, and cropped at random; all are
     normalised by each channel's mean and standard deviation over the images that are trained on.
 
     >>> import tempfile
@@ -117,7 +117,7 @@ class Cifar(Classification):
         if self.batch_size % self.world:
             raise ValueError(
                 f"cifar: batch_size is {self.batch_size}, but must be divisible by the number of processes, "
-                f"{self.world}: each takes its share."
+                f"{self.world}: each process gets an equal share."
             )
         self.share = self.batch_size // self.world
         on_cuda = torch.device(self.device).type == "cuda"
@@ -133,17 +133,17 @@ class Cifar(Classification):
 
     def _images(self) -> Images:
         if self.data is None:
-            raise ValueError(f"cifar: data is not given, but the task has none of its own. {WANTED}")
+            raise ValueError(f"cifar: data is not given, but must be: the task has no default data. {WANTED}")
         if self.download:
             download_cifar(self.data, self.classes)
         return read_images(self.data, self.classes)
 
     def _take(self, images: Images) -> None:
-        """Split the images, move them to the device, and find what to normalise by."""
+        """Split the images, move them to the device, and compute the mean and the standard deviation."""
         pixels, labels = (torch.from_numpy(array) for array in images.train)
         tests, test_labels = (torch.from_numpy(array) for array in images.test)
         if len(labels) < 10:
-            raise ValueError(f"cifar: there are {len(labels)} images to train on and validate, but at least 10 needed.")
+            raise ValueError(f"cifar: there are {len(labels)} images besides the test part, but must be at least 10.")
         shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(stream(0, "cifar", "parts")))
         validation, train = shuffled.tensor_split([len(labels) // 10])
         if self.full:
@@ -167,12 +167,12 @@ class Cifar(Classification):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the images."""
+        """Remarks on the images for readers of the results."""
         return self._remarks
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches there are in an epoch; a last one that is not full is left out (BatchNorm)."""
+        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
         return len(self.parts["train"][1]) // self.batch_size
 
     def build(self) -> nn.Module:
@@ -180,7 +180,7 @@ class Cifar(Classification):
         return SmallConv(self.classes) if self.size is None else WideResNet(*self.size, self.classes)
 
     def order(self, epoch: int) -> Epoch:
-        """Return an epoch: a function of the seed and the number alone."""
+        """Return an epoch: a function only of the seed and the number."""
         images, labels = self.parts["train"]
         drawn = draw_moves(len(images), stream(self.seed, "order", epoch)).to(self.device)
         moves = Moves(*drawn[:, : self.steps_per_epoch * self.batch_size])
@@ -210,7 +210,7 @@ class Cifar(Classification):
         return made
 
     def _normalised(self, images: Tensor) -> Tensor:
-        """Turn bytes, (images, height, width, 3), into what the model takes, (images, 3, height, width)."""
+        """Convert bytes, (images, height, width, 3), to the model's input, (images, 3, height, width)."""
         values = images.to(self.wide).sub_(self.mean).div_(self.std).to(self.dtype)
         return values.permute(0, 3, 1, 2).contiguous(memory_format=self.memory_format)
 
@@ -239,13 +239,13 @@ def _size(model: str) -> tuple[int, int]:
 
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each channel, from how often each byte occurs."""
+    """Return mean and standard deviation of each channel, from a histogram of its bytes."""
     values = torch.arange(256, dtype=torch.float64)
     found = []
     for channel in images.unbind(-1):
         shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         mean = shares @ values
         std = (shares @ (values - mean).square()).sqrt()
-        found.append(torch.stack([mean, std if std > 0 else torch.ones_like(std)]))  # all the same: nothing to divide
+        found.append(torch.stack([mean, std if std > 0 else torch.ones_like(std)]))  # all values are equal
     means, stds = torch.stack(found, 1)
     return means, stds

@@ -1,4 +1,4 @@
-"""What the image tasks share: the loss, what an error is, and how images lie in a GPU's memory."""
+"""What the image tasks share: the loss, the error, and the memory format."""
 
 import functools
 from dataclasses import dataclass
@@ -6,7 +6,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.tasks.base import Carry, Task
 
@@ -33,7 +33,7 @@ class Classification(Task):
 
     @functools.cached_property
     def memory_format(self) -> torch.memory_format:
-        """How the images and the model's weights lie in memory."""
+        """The memory format of the images and the model's weights."""
         on_cuda = torch.device(self.device).type == "cuda"
         return torch.channels_last if on_cuda and self.channels_last_on_cuda else torch.contiguous_format
 

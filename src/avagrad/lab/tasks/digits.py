@@ -5,7 +5,7 @@ from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.models.digits import DigitsConv, DigitsMLP
 from avagrad.lab.tasks.base import digest, stream
@@ -15,7 +15,7 @@ from avagrad.names import look_up
 __all__ = ["Digits"]
 
 _MODELS: dict[str, type[nn.Module]] = {"mlp": DigitsMLP, "conv": DigitsConv}
-# The parts are the same for every seed: a choice made on the validation part stays valid for all.
+# The split is the same for every seed: a choice made on the validation part is valid for all.
 _VALIDATION, _TEST = 297, 500
 
 
@@ -36,7 +36,7 @@ class Digits(Classification):
     def __post_init__(self) -> None:
         if self.data is not None or self.download:
             given = "download" if self.data is None else f"data is {self.data!r}, which"
-            raise ValueError(f"digits: {given} makes no sense here: the images come with scikit-learn.")
+            raise ValueError(f"digits: {given} is not allowed: the images come with scikit-learn.")
         if self.batch_size < 2:
             raise ValueError(f"digits: batch_size is {self.batch_size}, but must be at least 2, for BatchNorm.")
         self.make_model = look_up("digits: model", self.model, _MODELS)
@@ -74,7 +74,7 @@ class Digits(Classification):
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches there are in an epoch; a last one that is not full is left out (BatchNorm)."""
+        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
         return len(self.parts["train"][1]) // self.batch_size
 
     def build(self) -> nn.Module:

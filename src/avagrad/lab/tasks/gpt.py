@@ -1,6 +1,6 @@
-"""A transformer that predicts the next token: of any text as characters, or of files of tokens.
+"""A transformer that predicts the next token: of any text as characters, or of token files.
 
-Without ``data`` the text is the Python documentation that every Python carries, as for ``chars``.
+Without ``data`` the text is the documentation that comes with Python, as for ``chars``.
 """
 
 import math
@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 import numpy
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.texts import python_documentation, read_texts
 from avagrad.lab.data.tokens import has_token_files, read_tokens
@@ -21,7 +21,7 @@ from avagrad.lab.tasks.base import Carry, Task, digest, stream
 __all__ = ["Gpt"]
 
 _ON_DEVICE = 2**32  # bytes of tokens that are moved to the device; more are read from the file, batch by batch
-_GROUPS = 10  # of tokens, by how frequent they are
+_GROUPS = 10  # of tokens, by frequency
 _PIECE = 2**26  # tokens that are counted at a time
 
 
@@ -30,8 +30,8 @@ class Gpt(Task):
     """Predict the next token in windows of ``context`` tokens.
 
     ``data`` is a text file, a folder of Penn Treebank's files, or a folder with ``train.bin`` and ``val.bin`` (uint16
-    tokens). The windows of a pass over the data do not overlap and come in a random order; each pass begins at another
-    offset. An epoch is ``steps`` batches, so that it also says how often the loss is measured; 0 is a whole pass.
+    tokens). The windows of a pass over the data do not overlap and are in random order; each pass has another
+    offset. An epoch is ``steps`` batches, after which the loss is evaluated; 0 is a whole pass.
 
     >>> task = Gpt(batch_size=4, context=8)
     >>> inputs, targets = task.batch(task.order(0), 0)
@@ -50,8 +50,8 @@ class Gpt(Task):
     heads: int = 4
     width: int = 128
     tied: bool = True
-    vocabulary: int = 0  # of token files; 0: the largest token decides
-    eval_tokens: int = 2**20  # at most so many of the validation part, and of the test part
+    vocabulary: int = 0  # of token files; 0: the largest token plus 1
+    eval_tokens: int = 2**20  # maximum from the validation part, and from the test part
     encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
@@ -66,10 +66,10 @@ class Gpt(Task):
         if self.batch_size % self.world:
             raise ValueError(
                 f"gpt: batch_size is {self.batch_size}, but must be a multiple of the number of processes, "
-                f"{self.world}: each takes its share."
+                f"{self.world}: each process gets an equal share."
             )
         if self.download:
-            raise ValueError("gpt: download makes no sense here: name a text, or a folder of tokens, by data.")
+            raise ValueError("gpt: download is True, but must be False: pass a text file, or a folder of tokens.")
         self._remarks: tuple[str, ...] = ()
         parts = self._read()
         if self.full:
@@ -79,10 +79,10 @@ class Gpt(Task):
             if len(parts[part]) < least:
                 raise ValueError(
                     f"gpt: the {part} part has {len(parts[part])} tokens, but needs at least {least} for a context of "
-                    f"{self.context}: the text is empty, cut off, or too short."
+                    f"{self.context}: the text is empty, truncated, or too short."
                 )
         self.parts = {part: self._placed(tokens) for part, tokens in parts.items()}
-        # One window less than there is room for: a pass may begin anywhere in the first.
+        # One window fewer than would fit: a pass may begin anywhere in the first.
         self.windows = (len(parts["train"]) - 1) // self.context - 1
         if self.batch_size > self.windows:
             raise ValueError(
@@ -108,7 +108,7 @@ class Gpt(Task):
             self.size = self.vocabulary or largest + 1
             return parts
         if self.vocabulary:
-            raise ValueError(f"gpt: vocabulary is {self.vocabulary}, but must be 0 for a text: its characters decide.")
+            raise ValueError(f"gpt: vocabulary is {self.vocabulary}, but must be 0 for a text.")
         texts = python_documentation() if self.data is None else read_texts(self.data, self.encoding)
         self.size, self._remarks = len(texts.alphabet), texts.remarks
         return dict(texts.parts)
@@ -117,7 +117,7 @@ class Gpt(Task):
         if tokens.dtype.itemsize > 2:
             tokens = tokens.astype(numpy.int32)
         elif tokens.dtype.itemsize == 2:
-            tokens = tokens.view(numpy.int16)  # the same bits: torch computes little with unsigned ones
+            tokens = tokens.view(numpy.int16)  # the same bits: torch supports few operations on uint16
         placed = torch.from_numpy(tokens)
         return placed.to(self.device) if tokens.nbytes <= _ON_DEVICE else placed
 
@@ -127,12 +127,12 @@ class Gpt(Task):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the text."""
+        """Remarks on the text for readers of the results."""
         return self._remarks
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches there are in an epoch."""
+        """The number of batches in an epoch."""
         return self.steps or self.windows // self.batch_size
 
     def build(self) -> nn.Module:
@@ -140,7 +140,7 @@ class Gpt(Task):
         return GPT(self.size, self.context, self.layers, self.heads, self.width, tied=self.tied)
 
     def order(self, epoch: int) -> Tensor:
-        """Return where the windows of an epoch begin, a row for each batch."""
+        """Return the start positions of an epoch's windows, a row for each batch."""
         count = self.steps_per_epoch * self.batch_size
         first, starts = epoch * count, []
         for number in range(first // self.windows, (first + count - 1) // self.windows + 1):
@@ -152,7 +152,7 @@ class Gpt(Task):
         return torch.cat(starts).view(-1, self.batch_size).to(self.parts["train"].device)
 
     def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
-        """Return one batch of an epoch: windows, and the same one token further on."""
+        """Return one batch of an epoch: windows, and the same windows shifted by one token."""
         share = self.batch_size // self.world
         return self._windows("train", order[index, self.rank * share : (self.rank + 1) * share])
 
@@ -172,12 +172,12 @@ class Gpt(Task):
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()), ()
 
     def _eval_starts(self, part: str) -> Tensor:
-        """Return where windows begin that are spread over a part; all of them if they are not too many."""
+        """Return the start positions of windows, evenly spaced over a part; all of them if they are not too many."""
         tokens = self.parts[part]
-        there = (len(tokens) - 1) // self.context
-        wanted = min(there, max(1, self.eval_tokens // self.context))
-        wanted -= wanted % self.batch_size if wanted > self.batch_size else 0  # a compiler wants batches of one shape
-        return torch.arange(wanted, device=tokens.device) * there // wanted * self.context
+        total = (len(tokens) - 1) // self.context
+        wanted = min(total, max(1, self.eval_tokens // self.context))
+        wanted -= wanted % self.batch_size if wanted > self.batch_size else 0  # one batch shape, for a compiler
+        return torch.arange(wanted, device=tokens.device) * total // wanted * self.context
 
     def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
         """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode."""
@@ -192,7 +192,8 @@ class Gpt(Task):
     def details(self, model: nn.Module) -> dict[str, Any]:
         """Return the bits per token of ten groups of tokens on the test part, from the most frequent to the rarest.
 
-        Each makes up about a tenth of the training text; where one token makes up more, the next groups are empty.
+        Each group is about a tenth of the training text; if one token is more than that, the next groups are empty.
+        Tokens that the training text does not contain belong to the rarest group.
         """
         counts = torch.zeros(self.size, dtype=torch.int64)
         for some in torch.split(self.parts["train"], _PIECE):
@@ -200,7 +201,7 @@ class Gpt(Task):
         frequent = counts.argsort(descending=True, stable=True)
         before = counts[frequent].cumsum(0) - counts[frequent]
         group = torch.empty_like(counts)
-        group[frequent] = before * _GROUPS // counts.sum()
+        group[frequent] = (before * _GROUPS // counts.sum()).clamp_(max=_GROUPS - 1)
         group = group.to(self.device)
         totals = torch.zeros(2, _GROUPS, dtype=torch.float64, device=self.device)
         for some in torch.split(self._eval_starts("test"), self.batch_size):

@@ -1,8 +1,8 @@
 """ImageNet: the paper's largest experiment, ResNet-50 on 1.28 million images of 1,000 classes.
 
-Images stay in their files. Worker processes read, crop and flip them, and hand over bytes; colours are changed on the
-device, for a whole batch at once. What is drawn for an image is a function of the seed, the epoch and its number alone,
-so that images are the same whatever the number of workers or processes, and wherever a run goes on.
+Worker processes read, crop and flip the images, and return bytes; colours are changed on the device, for a whole batch
+at once. The augmentation of an image is a function only of the seed, the epoch and its number, so that images are the
+same for any number of workers or processes, and after a resume.
 """
 
 import atexit
@@ -21,7 +21,7 @@ import numpy.typing
 import torch
 from torch import Tensor, nn
 from torch import distributed as dist
-from torch.nn import functional as F  # noqa: N812  (torch's own habit)
+from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.utils.data import DataLoader
 
 from avagrad.lab.data.imagenet import CLASSES, COMPLETE, WANTED, Key, Read, Reader, find_images, recoloured
@@ -33,11 +33,11 @@ from avagrad.names import look_up
 __all__ = ["Epoch", "ImageNet"]
 
 _MODELS: dict[str, type[nn.Module]] = {"resnet50": ResNet}
-_MOST_WORKERS = 8
+_MAX_WORKERS = 8
 
 
 class Epoch(NamedTuple):
-    """An epoch: its number, and all the training images' numbers in its order.
+    """An epoch: its number, and the numbers of all training images in its order.
 
     >>> Epoch(3, numpy.array([1, 0])).number
     3
@@ -51,9 +51,9 @@ class Epoch(NamedTuple):
 class ImageNet(Classification):
     """ImageNet, or any images in ``train/CLASS`` and ``val/CLASS`` of the folder ``data``; ``model`` is "resnet50".
 
-    There is no part for validation besides val, in the paper either: "validation" and "test" are both of it.
-    ``batch_size`` is that of all processes together, ``size`` that of the crops in pixels, ``workers`` the number of
-    processes that read images for each process that trains: 0 is none, -1 as many as there are cores, at most 8.
+    As in the paper, val is used both as "validation" and as "test". ``batch_size`` is that of all processes together,
+    ``size`` that of the crops in pixels, ``workers`` the number of processes that read images for each training
+    process: 0 for none, -1 for the number of cores, at most 8.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -68,7 +68,7 @@ class ImageNet(Classification):
     """
 
     name: ClassVar[str] = "imagenet"
-    fits_a_graph: ClassVar[bool] = False  # its batches come from elsewhere
+    fits_a_graph: ClassVar[bool] = False  # its batches come from the host
     batch_size: int = 256
     model: str = "resnet50"
     size: int = 224
@@ -80,14 +80,14 @@ class ImageNet(Classification):
             if getattr(self, name) < least:
                 raise ValueError(f"imagenet: {name} is {getattr(self, name)}, but must be at least {least}.")
         if self.full:
-            raise ValueError("imagenet: full is True, but there are no images besides those that are trained on.")
+            raise ValueError("imagenet: full is True, but must be False: there is no separate validation part.")
         if self.batch_size % self.world:
             raise ValueError(
                 f"imagenet: batch_size is {self.batch_size}, but must be divisible by the number of processes, "
-                f"{self.world}: each takes its share."
+                f"{self.world}: each process gets an equal share."
             )
         if self.data is None:
-            raise ValueError(f"imagenet: data is not given, but the task has none of its own. {WANTED}")
+            raise ValueError(f"imagenet: data is not given, but must be: the task has no default data. {WANTED}")
         try:
             import PIL.Image  # noqa: F401  (the workers need it)
         except ImportError as error:
@@ -105,13 +105,13 @@ class ImageNet(Classification):
             )
         self.share = self.batch_size // self.world  # of a batch, for this process
         self._on_cuda = torch.device(self.device).type == "cuda"
-        self._coming: Iterator[Read | str] | None = None
+        self._batches: Iterator[Read | str] | None = None
         self._next = -1  # the step whose batch comes next
-        # Before multiprocessing ends them at the program's end, by a signal that they do not obey at once.
+        # Before multiprocessing terminates them at exit, by a signal that they do not obey at once.
         atexit.register(_end_workers, weakref.ref(self))
 
     def fingerprint(self) -> str:
-        """Return a digest of the images' names and sizes; to read all of them would take as long as an epoch."""
+        """Return a digest of the images' names and sizes; reading all of them would take as long as an epoch."""
         total = hashlib.sha256()
         for part in self.parts.values():
             total.update(repr(part.names.dtype).encode() + part.names.tobytes() + part.sizes.tobytes())
@@ -119,18 +119,18 @@ class ImageNet(Classification):
 
     @property
     def remarks(self) -> tuple[str, ...]:
-        """What a reader of the results should know about the images."""
+        """Remarks on the images for readers of the results."""
         counts = {f"{part}/": (len(self.parts[part].labels), count, "images") for part, count in COMPLETE.items()}
         counts["data"] = len(self.classes), CLASSES, "classes"
         return tuple(
-            f"{what} has {there:,} {things} where ImageNet (ILSVRC 2012) has {complete:,}."
-            for what, (there, complete, things) in counts.items()
-            if there != complete
+            f"{what} has {found:,} {things}, but ImageNet (ILSVRC 2012) has {complete:,}."
+            for what, (found, complete, things) in counts.items()
+            if found != complete
         )
 
     @property
     def steps_per_epoch(self) -> int:
-        """How many batches there are in an epoch; a last one that is not full is left out (BatchNorm)."""
+        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
         return len(self.parts["train"].labels) // self.batch_size
 
     def build(self) -> nn.Module:
@@ -138,30 +138,30 @@ class ImageNet(Classification):
         return self.make_model(classes=len(self.classes))
 
     def order(self, epoch: int) -> Epoch:
-        """Return an epoch's order: a function of the seed and the number alone."""
+        """Return an epoch's order: a function only of the seed and the number."""
         return _drawn(self.seed, epoch, len(self.parts["train"].labels))
 
     def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
         """Return this process's share of a batch: images and labels.
 
-        Workers read ahead, from one epoch into the next; a batch that is not the next one starts them anew.
+        Workers read ahead, from one epoch into the next; a batch that is not the next one restarts them.
         """
         assert isinstance(order, Epoch)
         step = order.number * self.steps_per_epoch + index
-        if self._coming is None or step != self._next:
-            self._coming = None  # ends the old workers, before there are new ones
+        if self._batches is None or step != self._next:
+            self._batches = None  # ends the old workers before new ones start
             seed_of = functools.partial(stream, self.seed, "image")
             reader = Reader(self.root, self.parts["train"], self.size, seed_of)
-            self._coming = self._read(reader, self._keys(order, index))
-        coming, self._coming = self._coming, None  # gone, if reading fails
-        made = self._made(next(coming))
-        self._coming, self._next = coming, step + 1
+            self._batches = self._read(reader, self._keys(order, index))
+        batches, self._batches = self._batches, None  # dropped if reading fails
+        made = self._made(next(batches))
+        self._batches, self._next = batches, step + 1
         return made
 
     def _keys(self, order: Epoch, index: int) -> Iterator[Key]:
-        """Say which images this process reads, from a batch on, without an end."""
-        # Not a generator of its own: it would hold this task, which holds the loader, which holds the generator, and
-        # workers whose loader is found as garbage, in a circle, are no longer told to end.
+        """Return an infinite iterator over the images that this process reads, from a batch on."""
+        # Not a generator method: it would reference this task, which references the loader, which references the
+        # generator, and a loader that is collected as part of a cycle no longer ends its workers.
         slices = [
             slice(start, start + self.share)
             for start in range(self.rank * self.share, self.steps_per_epoch * self.batch_size, self.batch_size)
@@ -169,22 +169,22 @@ class ImageNet(Classification):
         return _endless(self.seed, order, slices, index)
 
     def _read(self, reader: Reader, keys: Iterable[Key]) -> Iterator[Read | str]:
-        workers = self.workers if self.workers >= 0 else min(_MOST_WORKERS, _cores())
+        workers = self.workers if self.workers >= 0 else min(_MAX_WORKERS, _cores())
         return iter(
             DataLoader(
                 reader,
-                batch_size=None,  # what is read at a time is a batch already
+                batch_size=None,  # the reader returns whole batches
                 sampler=keys,
                 num_workers=workers,
-                collate_fn=_as_it_is,
+                collate_fn=_identity,
                 pin_memory=self._on_cuda,
-                worker_init_fn=_outlive_signals,
-                generator=torch.Generator(),  # or it would draw from the global one
+                worker_init_fn=_ignore_signals,
+                generator=torch.Generator(),  # else it would draw from the global one
             )
         )
 
     def _made(self, read: Read | str) -> tuple[Tensor, Tensor]:
-        """Move what has been read to the device, and make it what the model takes."""
+        """Move a batch to the device, and convert it to the model's input."""
         if isinstance(read, str):
             raise ValueError(read)
         pixels, labels, factors, shifts = (tensor.to(self.device, non_blocking=True) for tensor in read)
@@ -192,10 +192,10 @@ class ImageNet(Classification):
         return images.contiguous(memory_format=self.memory_format), labels
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
-        """Return the score on val, which both "validation" and "test" are; the model is in eval mode.
+        """Return the score on val, for both "validation" and "test"; the model is in eval mode.
 
-        Images are scaled to a shorter side of 256 (for ``size=224``), and their center is taken. Each process takes
-        its share of them, and has the score of all.
+        Images are scaled to a shorter side of 256 (for ``size=224``), and center-cropped. Each process evaluates its
+        share of them, and returns the score of all.
         """
         look_up("imagenet: part", part, {"validation": None, "test": None})
         numbers = numpy.arange(len(self.parts["val"].labels))[self.rank :: self.world]
@@ -209,7 +209,7 @@ class ImageNet(Classification):
             sums += torch.stack([loss, wrong, torch.ones_like(loss) * len(labels)])
         if self.world > 1 and dist.is_initialized():
             dist.all_reduce(sums)
-        loss_sum, wrong_sum, count = sums.tolist()  # the one time that the device is waited for
+        loss_sum, wrong_sum, count = sums.tolist()  # the only synchronisation with the device
         return Score(loss_sum / count, 100 * wrong_sum / count)
 
 
@@ -227,16 +227,16 @@ def _endless(seed: int, order: Epoch, slices: list[slice], index: int) -> Iterat
 
 def _end_workers(task: "weakref.ref[ImageNet]") -> None:
     if (found := task()) is not None:
-        found._coming = None
+        found._batches = None
 
 
-def _outlive_signals(_: int) -> None:
-    """Let a worker go on when a signal goes to all processes: the run takes its step, saves, and then ends it."""
+def _ignore_signals(_: int) -> None:
+    """Keep a worker alive when a signal is sent to all processes: the run finishes its step, saves, and ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(20))  # the worker's end, if nothing else ends it
+    signal.signal(signal.SIGTERM, lambda *_: signal.alarm(20))  # ends the worker if nothing else does
 
 
-def _as_it_is(read: Any) -> Any:
+def _identity(read: Any) -> Any:
     return read
 
 

@@ -1,7 +1,7 @@
-"""The problem of Theorem 1 and Figure 1, on which Adam goes to the wrong end and Delayed Adam does not.
+"""The problem of Theorem 1 and Figure 1, on which Adam converges to the wrong end and Delayed Adam does not.
 
-One weight in [0, 1], two samples: ``f_s(w) = C w^2 / 2`` with a small probability, else ``-w``. Many replicas run side
-by side as one vector, each a model of its own, with its own norm (d = 1). All methods see the same samples.
+One weight in [0, 1], two samples: ``f_s(w) = C w^2 / 2`` with a small probability, else ``-w``. Many replicas run in
+parallel as one vector, each a separate model with its own norm (d = 1). All methods get the same samples.
 
 >>> curves = run(Settings(steps=100, replicas=3, lr=0.01, compile=False), ("adam", "delayed-adam"))
 >>> curves["adam"].mean_w.shape  # (steps that were recorded, replicas)
@@ -9,8 +9,8 @@ torch.Size([100, 3])
 >>> curves["adam"].mean_w[0]  # the first mean is w_1
 tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
 
-The updates are those of :mod:`avagrad.optim.rules`, a few steps at a time under ``torch.compile``: a step is so little
-work that calling it costs far more. ``beta1`` is 0, as in the theorem.
+The updates are those of :mod:`avagrad.optim.rules`, a few steps at a time under ``torch.compile``: a step is so small
+that the call itself costs far more. ``beta1`` is 0, as in the theorem.
 """
 
 import functools
@@ -36,8 +36,8 @@ _MOMENTS = ("w", "v")
 _MEANS = ("sum_w", "sum_squared_gradient")
 _BOUND = ("sum_rate", "sum_squared_rate", "sum_rate_squared_gradient")
 
-# name: what a replica keeps from step to step. Adam's rates and AvaStep's clamp know the sample: Theorem 2 has no sums
-# for them. "avastep-free" is AvaStep without its clamp.
+# name: the state of a replica. Adam's rates and AvaStep's clamp depend on the current sample: Theorem 2 does not apply
+# to them. "avastep-free" is AvaStep without its clamp.
 METHODS: dict[str, tuple[str, ...]] = {
     "adam": (*_MOMENTS, *_MEANS),
     "amsgrad": (*_MOMENTS, "v_max", *_MEANS),
@@ -54,15 +54,15 @@ Progress = Callable[[str, int, int], None]
 _Advance = Callable[[Tensor, Tensor, Tensor, "_Hyper"], None]
 
 
-# --- what goes in, and what comes out ------------------------------------------------------------
+# --- settings and results ------------------------------------------------------------------------
 
 
 @dataclass(frozen=True, kw_only=True)
 class Settings:
-    """What is run; the defaults are the paper's, with 100 replicas.
+    """The settings of a run; the defaults are the paper's, with 100 replicas.
 
-    ``points`` is about how many steps are recorded, evenly spaced (the first and the last always are). ``block``, the
-    steps that one call takes, and ``points`` do not change a result.
+    ``points`` is the approximate number of recorded steps, evenly spaced (including the first and the last). ``block``,
+    the number of steps per call, and ``points`` do not change a result.
 
     >>> Settings().problem
     Problem(C=999.0, delta=1.0)
@@ -89,7 +89,7 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("C", "delta"):
             self._require(name, is_number(getattr(self, name)), "a finite number")
-        _ = self.problem  # which has its own sentences
+        _ = self.problem  # has its own checks
         self._require("lr", is_number(self.lr) and self.lr >= 0, "a finite number of at least 0")
         self._require("beta2", is_number(self.beta2) and 0 <= self.beta2 < 1, "a number from 0 up to, not including, 1")
         self._require("eps", is_number(self.eps) and self.eps > 0, "a finite number above 0")
@@ -114,7 +114,7 @@ class Settings:
 
     @property
     def recorded(self) -> list[int]:
-        """The steps after which something is recorded.
+        """The steps that are recorded.
 
         >>> Settings(steps=10, points=3).recorded
         [1, 3, 7, 10]
@@ -125,12 +125,12 @@ class Settings:
 
 @dataclass(frozen=True, eq=False)
 class Curve:
-    """What one method did: ``steps`` is ``(P,)``, all else ``(P, R)``, a column per replica, in float64.
+    """The results of one method: ``steps`` is ``(P,)``, all others ``(P, R)``, a column per replica, in float64.
 
     The means at step ``t`` are over ``w_1 .. w_t``, the iterates before each of the ``t`` steps; ``w`` is ``w_{t+1}``.
     With ``r_t = alpha_t eta_t``, the whole factor of the gradient, gamma included, ``sum_rate`` is the sum of ``r_t``
-    up to ``t``, ``sum_squared_rate`` of ``r_t^2``, and ``sum_rate_squared_gradient`` of ``r_t |f'(w_t)|^2``: what
-    Theorem 2's bound is made of. Adam and AMSGrad have none of the three.
+    up to ``t``, ``sum_squared_rate`` of ``r_t^2``, and ``sum_rate_squared_gradient`` of ``r_t |f'(w_t)|^2``: the
+    terms of Theorem 2's bound. Adam and AMSGrad have none of the three.
 
     >>> curve = run(Settings(steps=4, replicas=2, compile=False), ("sgd",))["sgd"]
     >>> curve.steps, curve.sum_rate[-1]
@@ -149,8 +149,8 @@ class Curve:
     def bound(self, settings: Settings) -> Tensor | None:
         """Return Theorem 2's bound on the mean of the squared gradients, weighted by ``r_t``: ``(P, R)``.
 
-        There is none for Adam and AMSGrad, whose rates know the sample. Before a first step has moved anything it is
-        infinite.
+        None for Adam and AMSGrad, whose rates depend on the current sample. It is infinite before the first step that
+        moves the weight.
 
         >>> settings = Settings(C=9.0, lr=1e-2, steps=1000, replicas=2, compile=False)
         >>> run(settings, ("sgd",))["sgd"].bound(settings)[-1]
@@ -168,8 +168,8 @@ class Curve:
     ) -> list[dict[str, Any]]:
         """Return a row per recorded step, ready for JSON: for each quantity its mean and quantiles over replicas.
 
-        With the ``settings`` of the run there is Theorem 2's ``bound`` too, where the method has one. What is infinite
-        is None, as JSON has no infinity.
+        With the ``settings`` of the run the rows include Theorem 2's ``bound``, if the method has one. Infinite values
+        are None, since JSON has no infinity.
 
         >>> run(Settings(steps=1, replicas=2, compile=False), ("sgd",))["sgd"].rows(quantiles=(0.5,))
         [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q50': 0.50001}, ...}]
@@ -207,15 +207,15 @@ def run(
 ) -> dict[str, Curve]:
     """Run the methods on the same samples. Returns their curves by name.
 
-    ``progress`` is called with what is being done ("compile" or "run"), the steps done, and the steps there are.
+    ``progress`` is called with the stage ("compile" or "run"), the number of steps done, and their total.
 
     >>> run(Settings(), ["delayed_adma"])
     Traceback (most recent call last):
     ...
-    ValueError: synthetic: a method is 'delayed_adma', which is not known; did you mean 'delayed-adam'? There are: ...
+    ValueError: synthetic: a method is 'delayed_adma', which is not known; did you mean 'delayed-adam'? Choose from: ...
     """
     settings = Settings() if settings is None else settings
-    tell = progress or (lambda stage, done, total: None)
+    report = progress or (lambda stage, done, total: None)
     if isinstance(methods, str):
         raise ValueError(f"synthetic: methods is {methods!r}, but must be a list of names.")
     names = tuple(dict.fromkeys(methods))
@@ -229,18 +229,18 @@ def run(
             row.fill_(settings.w1)
     hyper = _hyper(settings)
 
-    tell("compile", 0, settings.steps)
+    report("compile", 0, settings.steps)
     one, many = _programs(settings, names)
     late = _first_uncorrected(settings.beta2)
     stops = settings.recorded
     kept_states: list[Tensor] = []
     t = 0  # steps taken so far
-    tell("run", t, settings.steps)
+    report("run", t, settings.steps)
     for start, rare in samples(settings):
         while t < start + len(rare):
             stop = min(stops[len(kept_states)], start + len(rare))
             while t < stop:
-                # A block is all late or it is not run as one: inside of it t is not known.
+                # A block must be entirely late: t is not known inside it.
                 length = settings.block if t + 1 >= late and t + settings.block <= stop else 1
                 at = t - start
                 step = torch.tensor(t + 1, dtype=torch.float64, device="cpu")
@@ -248,15 +248,15 @@ def run(
                 t += length
             if t == stops[len(kept_states)]:
                 kept_states.append(state.clone())
-        tell("run", t, settings.steps)
+        report("run", t, settings.steps)
     return _curves(names, fields, torch.tensor(stops), torch.stack(kept_states))
 
 
 def samples(settings: Settings) -> Iterator[tuple[int, Tensor]]:
-    """Yield the samples of a run, some thousand steps at a time: the number of steps before, and a ``(T, R)`` tensor.
+    """Yield the samples of a run, a few thousand steps at a time: the number of steps before, and a ``(T, R)`` tensor.
 
-    True is the rare sample. They are a function of ``seed``, ``replicas`` and the problem: a longer run starts with
-    the samples of a shorter one.
+    True is the rare sample. The samples are a function of ``seed``, ``replicas`` and the problem: a longer run starts
+    with the samples of a shorter one.
 
     >>> [(start, rare.shape) for start, rare in samples(Settings(steps=5000, replicas=2))]
     [(0, torch.Size([4096, 2])), (4096, torch.Size([904, 2]))]
@@ -287,7 +287,7 @@ def _curves(names: tuple[str, ...], fields: list[tuple[str, str]], steps: Tensor
 
 
 class _Hyper(NamedTuple):
-    """Numbers as tensors: a compiled program then serves them all."""
+    """Hyper-parameters as tensors, so that one compiled program works for all values."""
 
     problem: Problem
     lr: Tensor
@@ -306,14 +306,14 @@ def _hyper(settings: Settings) -> _Hyper:
 def _step(
     name: str, kept: dict[str, Tensor], rare: Tensor, t: Scalar, hyper: _Hyper, bias_correction: bool
 ) -> dict[str, Tensor]:
-    """Take one step of one method, for all replicas. Returns what is kept, in the same order."""
+    """Take one step of one method, for all replicas. Returns the new state, in the same order."""
     problem, lr, beta2, eps = hyper
     w = kept["w"]
     g = problem.sample_gradient(w, rare)
     slope = problem.gradient(w)
     squared = slope * slope
     new = {"sum_w": kept["sum_w"] + w, "sum_squared_gradient": kept["sum_squared_gradient"] + squared}
-    m = torch.zeros_like(w)  # beta1 is 0: there is nothing to remember
+    m = torch.zeros_like(w)  # beta1 is 0: there is no momentum
     rate: Tensor | None = None
     if name in ("adam", "amsgrad"):
         given = kept.get("v_max")
@@ -342,9 +342,9 @@ def _step(
 
 
 def _program(names: tuple[str, ...], bias_correction: bool, length: int) -> _Advance:
-    """Return a function that advances a state, in place, by as many steps as there are rows of samples.
+    """Return a function that advances a state, in place, by one step for each row of samples.
 
-    For more than one step bias corrections must have come to be 1: they are taken at ``t = inf``, and cost nothing.
+    For more than one step bias corrections must have reached 1: they are computed at ``t = inf``, and cost nothing.
     """
 
     def advance(state: Tensor, rare: Tensor, t: Tensor, hyper: _Hyper) -> None:
@@ -359,21 +359,21 @@ def _program(names: tuple[str, ...], bias_correction: bool, length: int) -> _Adv
 
 
 def _first_uncorrected(beta2: float) -> int:
-    """Return the first ``t`` from which on ``1 - beta2^(t-1)`` is 1 in float64, to the last bit and then some."""
+    """Return the first ``t`` from which on ``1 - beta2^(t-1)`` is exactly 1 in float64, with a margin."""
     return 2 if beta2 == 0 else 2 + math.ceil(64 * math.log(2) / -math.log(beta2))
 
 
 def _programs(settings: Settings, names: tuple[str, ...]) -> tuple[_Advance, _Advance]:
-    """Return the program for one step, and that for a block."""
+    """Return the programs for one step and for a block."""
     lengths = (1, settings.block)
     if settings.compile:
         try:
             one, many = (_compiled(names, settings.bias_correction, n, settings.replicas) for n in lengths)
-        except (RuntimeError, OSError) as error:  # what torch.compile raises where there is no C++ compiler, say
+        except (RuntimeError, OSError) as error:  # raised by torch.compile, for example without a C++ compiler
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(
                 f"synthetic: torch.compile does not work here, so the steps run one by one, and slowly ({why}). "
-                "With compile=False it is not tried.",
+                "Set compile=False to silence this warning.",
                 stacklevel=4,  # the caller of run, which is decorated
             )
         else:
@@ -384,11 +384,11 @@ def _programs(settings: Settings, names: tuple[str, ...]) -> tuple[_Advance, _Ad
 
 @functools.cache
 def _compiled(names: tuple[str, ...], bias_correction: bool, length: int, replicas: int) -> _Advance:
-    """Compile a program by running it once, on a state that nobody needs."""
-    # Each program has a cache of its own, where torch knows how: else all would count against one limit.
+    """Compile a program by running it once, on a temporary state."""
+    # Each program has its own cache, if torch supports that: else all would count against one limit.
     own = "isolate_recompiles" in inspect.signature(torch.compile).parameters
     options: dict[str, Any] = {"isolate_recompiles": True} if own else {}
-    # One thread: a step is a few microseconds of work, and threads would wait for one another many times as long.
+    # One thread: a step is a few microseconds of work, and synchronising threads would take many times as long.
     options["options"] = {"cpp.threads": 1}
     program = _program(names, bias_correction, length)
     compiled = cast(_Advance, torch.compile(program, fullgraph=True, dynamic=False, **options))

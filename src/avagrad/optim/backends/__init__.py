@@ -1,1 +1,1 @@
-"""Backends: what moves the parameters of a step. Each restates the element-wise rule, and nothing else."""
+"""Backends move the parameters of a step. Each implements the element-wise rule, and nothing else."""

@@ -1,4 +1,4 @@
-"""Which backend moves a parameter group: who can, or why not."""
+"""The choice of a backend for each parameter group."""
 
 import functools
 import warnings
@@ -24,7 +24,7 @@ __all__ = ["backends_for", "prefers_foreach", "wants_fused"]
 def backends_for(
     opt: "RuleOptimizer", views: Sequence["ParamView"], groups: Sequence[dict[str, Any]], rules: Sequence[Rule]
 ) -> list[Backend]:
-    """Return the backends that move these parameters, each its own."""
+    """Return the backends that move these parameters; each moves a part of them."""
     kinds: dict[Any, list[ParamView]] = {}  # in the order of the first group of each
     by_group: dict[int, list[ParamView]] = {}
     for view in views:
@@ -42,14 +42,14 @@ def backends_for(
 
 
 def wants_fused(group: dict[str, Any], local: Sequence[Tensor]) -> bool:
-    """Tell whether a group is asked, or by default allowed, to take the fused path, and can."""
+    """Return whether a group wants the fused backend, explicitly or by default, and supports it."""
     if group["fused"] is False or (group["fused"] is None and group["foreach"] is not None):
         return False
     return fused.unsupported_reason(local) is None
 
 
 def prefers_foreach(group: dict[str, Any], params: list[Tensor]) -> bool:
-    """Choose between foreach and the loop: as torch does, and foreach where the native code is missing."""
+    """Choose between foreach and the loop: as torch does, and foreach if the native code is missing."""
     if group["foreach"] is not None or group["fused"] is not None:
         return bool(group["foreach"])
     if fused.unsupported_reason(params) == fused.NO_NATIVE:
@@ -60,9 +60,9 @@ def prefers_foreach(group: dict[str, Any], params: list[Tensor]) -> bool:
 
 @functools.cache
 def _warn_of_missing_native() -> None:
-    """Say once in a process why steps on the CPU are slow."""
+    """Warn once per process why steps on the CPU are slow."""
     warnings.warn(
-        f"{fused.NO_NATIVE}. Until then steps use foreach, which takes several times as long; foreach=True says that "
-        "this is meant.",
+        f"{fused.NO_NATIVE}. Until then steps use foreach, which takes several times as long; set foreach=True to "
+        "silence this warning.",
         stacklevel=2,
     )

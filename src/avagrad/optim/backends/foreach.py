@@ -1,7 +1,7 @@
-"""The delayed rule of :mod:`avagrad.optim.rules`, restated for lists of tensors.
+"""The delayed rule of :mod:`avagrad.optim.rules` for lists of tensors.
 
-Many small tensors cost one launch an operation instead of one a tensor. The scalars come from ``rules`` as well; only
-the element-wise body is written again, and held to the same numbers by the tests. To save passes over memory,
+Many small tensors cost one launch per operation instead of one per tensor. The scalars come from ``rules``; only the
+element-wise body is written again, and tests compare the two. To save passes over memory,
 ``1 / (sqrt(v / c) + eps)`` is written ``sqrt(c) / (sqrt(v) + eps sqrt(c))``, with c the bias correction.
 """
 
@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 
 __all__ = ["Foreach"]
 
-Seen = float | list[Tensor]  # the gradients before this step: one number for all, or a tensor for each
+Seen = float | list[Tensor]  # the number of gradients before this step: one for all, or a tensor for each
 
 
 class _Batch(NamedTuple):
-    """Parameters of one group, device and dtype, or blocks of large ones; together about a block."""
+    """Parameters of one group, device and dtype, or blocks of large ones; together about one block."""
 
-    views: list[int]  # the index of each one's view,
-    parts: list[int]  # and which of its blocks this is
+    views: list[int]  # the index of each tensor's view,
+    parts: list[int]  # and which block of the view it is
     steps: list[Tensor]
     ws: list[Tensor]
     ms: list[Tensor]
@@ -46,7 +46,7 @@ class _Batch(NamedTuple):
 
 
 class Foreach(Loop):
-    """The loop's work, done for many tensors at once."""
+    """Like :class:`Loop`, for many tensors at once."""
 
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         super().__init__(views, rules)
@@ -54,7 +54,7 @@ class Foreach(Loop):
         self._split = {i for batch in self._batches for i, part in zip(batch.views, batch.parts, strict=True) if part}
 
     def _alike(self, views: Collection[int]) -> Iterator[tuple[int, list[int], _Batch, Seen]]:
-        """Return batches of these views alone that have one count of gradients, and which part of a batch each is."""
+        """Yield the parts of batches that contain these views and have the same number of gradients."""
         for number, batch in enumerate(self._batches):
             on_host, found = self.views[batch.views[0]].on_host, dict[float | None, list[int]]()
             for place, i in enumerate(batch.views):
@@ -78,9 +78,9 @@ class Foreach(Loop):
             ws = _delayed_step(batch, gs, seen, rule, step.gamma(device))
             if view.rounding != "nearest":
                 for place, i in enumerate(batch.views):
-                    rest = batch.compensations[place] if batch.compensations else None
+                    compensation = batch.compensations[place] if batch.compensations else None
                     count = seen[place] if isinstance(seen, list) else seen
-                    store(batch.ws[place], ws[place], compensation=rest, **rounding_of(self.views[i], count))
+                    store(batch.ws[place], ws[place], compensation=compensation, **rounding_of(self.views[i], count))
             elif ws is not batch.ws:
                 torch._foreach_copy_(batch.ws, ws)
         _count([self.views[i].step for i in grads])
@@ -105,7 +105,7 @@ class Foreach(Loop):
 
 
 def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
-    """Return the parameters in batches."""
+    """Yield the parameters in batches."""
     kinds: dict[Any, list[tuple[Any, ...]]] = {}
     for i, view in enumerate(views):
         tensors = (blocks(x) for x in (view.w, *view.state, view.compensation) if x is not None)
@@ -125,14 +125,14 @@ def _batches(views: Sequence["ParamView"]) -> Iterator[_Batch]:
 def _batch(pieces: list[tuple[Any, ...]]) -> _Batch:
     views, parts, steps, ws, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
     dtype = scalar_dtype(ws[0].device)
-    numels = torch.stack([torch.full((), w.numel(), dtype=dtype, device=w.device) for w in ws])  # a graph may hold it
+    numels = torch.stack([torch.full((), w.numel(), dtype=dtype, device=w.device) for w in ws])  # works in a CUDA graph
     return _Batch(views, parts, steps, ws, ms, vs, numels, *(rests or [[]]))
 
 
 def _count(steps: list[Tensor]) -> None:
     """Add 1 to each step count."""
     if steps and steps[0].device.type == "cpu":
-        torch._foreach_add_(steps, torch.ones((), device="cpu"), alpha=1.0)  # wraps the 1 once, not for each
+        torch._foreach_add_(steps, torch.ones((), device="cpu"), alpha=1.0)  # wraps the 1 once, not for each tensor
     elif steps:
         torch._foreach_add_(steps, 1)
 
@@ -141,7 +141,7 @@ def _count(steps: list[Tensor]) -> None:
 
 
 def _each(of: Callable[[Any], Any], seen: Seen, dtype: torch.dtype) -> Any:
-    """Return a function of the counts: a number or a tensor for all, or a list of tensors."""
+    """Apply a function to the counts: return one number or tensor for all, or a list of tensors."""
     values = [of(n) for n in (seen if isinstance(seen, list) else [seen])]
     values = [x.to(dtype) if isinstance(x, Tensor) else x for x in values]
     return values if isinstance(seen, list) and isinstance(values[0], Tensor) else values[0]
@@ -172,15 +172,15 @@ def _totals(batch: _Batch, seen: Seen, rule: Delayed) -> Tensor:
 
 
 def _column(values: Any) -> Any:
-    """Return what there is one of for each piece as one tensor; a number as it is."""
+    """Return a list of one tensor for each piece as one tensor; a number itself."""
     return torch.stack(values) if isinstance(values, list) else values
 
 
-# On a CPU a norm adds up in sequence, in float64 after a copy; a sum does not, and needs no more digits.
+# On a CPU a norm adds sequentially, in float64 after a copy; a sum adds pairwise, and needs no more digits.
 
 
 def _power_sums(xs: list[Tensor], norm: int, dtype: torch.dtype) -> Tensor:
-    """Return the sum of ``x^norm`` for each ``x >= 0``; ``xs`` are used up."""
+    """Return the sum of ``x^norm`` for each ``x >= 0``; ``xs`` are overwritten."""
     if xs[0].device.type != "cpu":
         return torch.stack(torch._foreach_norm(xs, norm, dtype=dtype)) ** norm
     if norm == 2:
@@ -196,12 +196,12 @@ def _counts(vs: list[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _delayed_step(batch: _Batch, gs: list[Tensor], seen: Seen, rule: Delayed, gamma: Scalar) -> list[Tensor]:
-    """As :func:`avagrad.optim.rules.delayed_step`, the state in place; return the weights, in the state's dtype."""
+    """As :func:`avagrad.optim.rules.delayed_step`, with the state in place; return the weights in the state's dtype."""
     flags, ms, vs = rule.flags, batch.ms, batch.vs
     dtype = ms[0].dtype
     ws = batch.ws if batch.ws[0].dtype == dtype else [w.to(dtype) for w in batch.ws]
     if batch.compensations:
-        torch._foreach_add_(ws, [rest.to(dtype) for rest in batch.compensations])
+        torch._foreach_add_(ws, [compensation.to(dtype) for compensation in batch.compensations])
     if flags.maximize:
         gs = list(torch._foreach_neg(gs))
     gs = _decay(ws, gs, vs, seen, rule)
@@ -225,7 +225,7 @@ def _move(
     rule: Delayed,
     gamma: Scalar,
 ) -> None:
-    """Move the weights; ``sizes`` are ``sqrt(v)`` and are used up."""
+    """Move the weights; ``sizes`` are ``sqrt(v)`` and are overwritten."""
     flags, dtype = rule.flags, vs[0].dtype
 
     def correction_of(count: Scalar) -> Scalar:
@@ -244,7 +244,7 @@ def _move(
 
 
 def _bounded(gs: list[Tensor], sizes: list[Tensor], seen: Seen, rule: Delayed) -> list[Tensor]:
-    """Return gradients of at most ``clip_moment`` times their usual size, and of at most ``LARGEST``."""
+    """Return gradients of at most ``clip_moment`` times their typical size, and of at most ``LARGEST``."""
     gs = list(torch._foreach_clamp_max(gs, LARGEST))
     torch._foreach_clamp_min_(gs, -LARGEST)
     k = rule.clip_moment
@@ -255,7 +255,7 @@ def _bounded(gs: list[Tensor], sizes: list[Tensor], seen: Seen, rule: Delayed) -
 
 
 def _clamped(xs: list[Tensor], most: list[Tensor]) -> list[Tensor]:
-    """Return each ``x`` between ``-most`` and ``most``; ``most`` is used up."""
+    """Clamp each ``x`` to between ``-most`` and ``most``; ``most`` is overwritten."""
     xs = list(torch._foreach_minimum(xs, most))
     torch._foreach_neg_(most)
     torch._foreach_maximum_(xs, most)

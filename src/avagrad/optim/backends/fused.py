@@ -1,7 +1,7 @@
 """The fused backend: the whole step in one pass over memory, by Triton on CUDA and by native code on a CPU.
 
-Kernels read tables of pointers. The tables are made from a snapshot of the parameters and end with it; what changes
-from step to step (the gradients' addresses, the groups' numbers) is sent when it differs from what was sent last.
+Kernels read tables of pointers. The tables belong to one snapshot of the parameters. What changes from step to step
+(the gradients' addresses, the groups' numbers) is sent again only if it differs from what was sent last.
 """
 
 import importlib.util
@@ -25,27 +25,27 @@ __all__ = ["Fused"]
 _PLAIN = (Tensor, torch.nn.Parameter)
 _HALF = (torch.bfloat16, torch.float16)
 _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
-# Coordinates and warps for each program of Triton's: shorter blocks are faster, but have larger tables.
+# Coordinates and warps per Triton program: shorter blocks are faster, but have larger tables.
 BLOCK, WARPS = 1024, 4
 CPU_BLOCK = 16384
 NO_NATIVE = (
-    "avagrad was built without its native code for CPUs; install it from a wheel, or where there are a C compiler and "
-    "Python's headers"
+    "avagrad was built without its native code for CPUs; install it from a wheel, or with a C compiler and Python's "
+    "headers"
 )
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
-# What a row of Launch.tensors holds (int64): addresses, the size, the group, the place among all parameters, the
-# first block and the seed of rounding. native.c and triton.py name the columns in the same order.
-COLUMNS = ("w", "m", "v", "step", "numel", "group", "place", "compensation", "first_block", "seed")
-SHARED = 19  # numbers that the coordinates of a tensor share in a step, worked out by a kernel
+# The columns of Launch.tensors (int64): addresses, the size, the group, the param_id, the
+# first block and the seed of rounding. native.c and triton.py have the columns in the same order.
+COLUMNS = ("w", "m", "v", "step", "numel", "group", "param_id", "compensation", "first_block", "seed")
+SHARED = 19  # numbers that the coordinates of a tensor share in a step, computed by a kernel
 
 
-# --- who can be stepped ----------------------------------------------------------------------------------------------
+# --- what is supported -----------------------------------------------------------------------------------------------
 
 
 def unsupported_reason(params: Sequence[Tensor]) -> str | None:
-    """Say why these tensors cannot be stepped by fused code; None if they can."""
+    """Return why the fused backend cannot move these tensors; None if it can."""
     for p in params:
-        if not p.is_floating_point():  # a frozen weight of a quantised model, which is never stepped
+        if not p.is_floating_point():  # a frozen weight of a quantised model, which never moves
             continue
         if p.device.type not in _DTYPES:
             return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"
@@ -67,10 +67,10 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
 
 
 def fit(views: Sequence["ParamView"]) -> bool:
-    """Tell whether the states of these parameters lie in memory as the kernels read them."""
+    """Return whether the states of these parameters have the layout that the kernels read."""
     for view in views:
-        wide, rest = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
-        expected = [(x, wide) for x in view.state] + ([] if rest is None else [(rest, view.w.dtype)])
+        wide, compensation = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
+        expected = [(x, wide) for x in view.state] + ([] if compensation is None else [(compensation, view.w.dtype)])
         fits = all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected)
         is_here = all(type(x) in _PLAIN and x.device == view.w.device for x, _ in [*expected, (view.step, 0)])
         if not (fits and is_here and view.step.dtype == torch.float32 and view.step.dim() == 0):
@@ -79,7 +79,7 @@ def fit(views: Sequence["ParamView"]) -> bool:
 
 
 def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
-    """Bring a state into the layout that the kernels read: as the parameter's, and ``step`` on its device."""
+    """Convert a state to the layout that the kernels read: that of the parameter, with ``step`` on its device."""
     state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
     for name, dtype in dtypes.items():
         if name in state and (not same_layout(state[name], p) or state[name].dtype != dtype):
@@ -88,10 +88,10 @@ def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype])
 
 
 def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """Return how tensors lie in memory, to be compared with what this returned before.
+    """Return the layouts of tensors, to be compared with earlier ones.
 
-    Lists of a property of all tensors are made and compared faster than tensors one by one, and strides are asked for
-    only where they say more than that a tensor is contiguous.
+    A list of one property of all tensors is faster to make and compare than tensors one by one, and strides are read
+    only for tensors that are not contiguous.
     """
     flat = list(map(Tensor.is_contiguous, tensors))
     strides = [] if all(flat) else [None if is_flat else x.stride() for x, is_flat in zip(tensors, flat, strict=True)]
@@ -100,7 +100,7 @@ def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
 
 
 def same_layout(x: Tensor, p: Tensor) -> bool:
-    """Tell whether two tensors lie in memory alike; the stride of a single element means nothing."""
+    """Return whether two tensors have the same layout in memory; the stride of a single element is ignored."""
     if x.shape != p.shape:
         return False
     return x.stride() == p.stride() or all(
@@ -134,7 +134,7 @@ class Launch:
         device, self.dtype, self.flags, self.rounding = kind
         self.device = device
         if _on_triton(device):
-            from avagrad.optim.backends import triton  # imports Triton: left to the first fused step
+            from avagrad.optim.backends import triton  # imports Triton, so only in the first fused step
 
             self.kernels: Any = triton
             self.block, self.warps = BLOCK, WARPS
@@ -145,9 +145,9 @@ class Launch:
         self.first_blocks = [0]
         for i, view in enumerate(views):
             m, v = view.state
-            rest = 0 if view.compensation is None else view.compensation.data_ptr()
+            compensation = 0 if view.compensation is None else view.compensation.data_ptr()
             addresses = view.w.data_ptr(), m.data_ptr(), v.data_ptr(), view.step.data_ptr()
-            rows.append((*addresses, view.w.numel(), view.group, view.place, rest, len(blocks), view.seed))
+            rows.append((*addresses, view.w.numel(), view.group, view.param_id, compensation, len(blocks), view.seed))
             blocks += [i] * -(-view.w.numel() // self.block)
             self.first_blocks.append(len(blocks))
         self.tensors = torch.tensor(rows, dtype=torch.int64, device="cpu").to(device)
@@ -155,9 +155,9 @@ class Launch:
         self.grads = torch.zeros(len(rows), dtype=torch.int64, device=device)
         shared = torch.float32 if _on_triton(device) else torch.float64
         self.shared = torch.zeros(len(rows), SHARED, dtype=shared, device=device)
-        self.sums = torch.empty(0)  # of each block: a part of the backend's
-        self.sent: list[int] = []  # the addresses of gradients that the device has
-        self.compiled: dict[Any, Any] = {}  # kernels of Triton's, by their constants
+        self.sums = torch.empty(0)  # of each block: a slice of the backend's
+        self.sent: list[int] = []  # the addresses of gradients that were sent last
+        self.compiled: dict[Any, Any] = {}  # Triton kernels, by their constants
 
 
 class Fused(Backend):
@@ -170,19 +170,19 @@ class Fused(Backend):
         kinds: dict[_Kind, list[int]] = {}
         for i, view in enumerate(views):
             kinds.setdefault((view.w.device, view.w.dtype, rules[view.group].flags, view.rounding), []).append(i)
-        # Each launch with the indices of its views.
-        self._launches = [(Launch(kind, [views[i] for i in its]), its) for kind, its in kinds.items()]
-        self._rows = {i: (launch, row) for launch, its in self._launches for row, i in enumerate(its)}
+        # Launches, each with the indices of its views.
+        self._launches = [(Launch(kind, [views[i] for i in indices]), indices) for kind, indices in kinds.items()]
+        self._rows = {i: (launch, row) for launch, indices in self._launches for row, i in enumerate(indices)}
         self._sums: dict[torch.device, Tensor] = {}
         self._numbers: dict[torch.device, Tensor] = {}
         self._sent: list[list[float]] = []
-        self._kept: list[Tensor] = []  # what a CUDA graph reads again at each replay
-        self._moved: list[Tensor] = []  # inside of backward: the counts of what has moved
+        self._kept: list[Tensor] = []  # a CUDA graph reads these again at each replay
+        self._moved: list[Tensor] = []  # inside backward: the step counts of parameters that have moved
         for device in dict.fromkeys(launch.device for launch, _ in self._launches):
-            here = [launch for launch, _ in self._launches if launch.device == device]
-            sizes = [len(launch.blocks) for launch in here]
+            on_device = [launch for launch, _ in self._launches if launch.device == device]
+            sizes = [len(launch.blocks) for launch in on_device]
             self._sums[device] = torch.zeros(sum(sizes), 2, dtype=torch.float64, device=device)
-            for launch, part in zip(here, torch.split(self._sums[device], sizes), strict=True):
+            for launch, part in zip(on_device, torch.split(self._sums[device], sizes), strict=True):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
         self._tensors = [view.w for view in views]
@@ -192,13 +192,13 @@ class Fused(Backend):
     # --- a step ---
 
     def fits(self) -> bool:
-        """Tell whether the parameters are still laid out as the tables say."""
+        """Return whether the parameters still have the layout that the tables describe."""
         return super().fits() and layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
-        """Return the addresses of the gradients, 0 for none, and copies of those that have another layout."""
+        """Return the addresses of the gradients, 0 for none, and copies of those with another layout."""
         if type(torch.empty(0, device="cpu")) is not Tensor:
-            return None  # a fake mode: tables that are sent now would have no memory
+            return None  # a fake mode: tables sent now would have no memory
         present, ws, known, copies = [g for g in grads if g is not None], self._tensors, self._layouts, []
         if len(present) != len(grads):
             ws = [w for w, g in zip(ws, grads, strict=True) if g is not None]
@@ -214,11 +214,11 @@ class Fused(Backend):
         return (addresses if ws is self._tensors else [0 if g is None else next(found) for g in grads]), copies
 
     def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> list[Tensor]:
-        """Move every parameter that has a gradient; autograd sees none of it."""
+        """Move every parameter that has a gradient; autograd does not see the writes."""
         self._send_numbers(step.rules)
         every, _ = grads
-        for launch, its in self._launches:
-            addresses = every if len(its) == len(every) else [every[i] for i in its]
+        for launch, indices in self._launches:
+            addresses = every if len(indices) == len(every) else [every[i] for i in indices]
             if addresses != launch.sent:
                 self._send(launch.grads, torch.tensor(addresses, dtype=torch.int64, device="cpu"))
                 launch.sent = addresses
@@ -227,7 +227,7 @@ class Fused(Backend):
         return self.params if all(every) else [p for p, address in zip(self.params, every, strict=True) if address]
 
     def begin_backward(self, step: "Step") -> None:
-        """Begin a step that moves one parameter after the other: from here on its numbers and gamma stand."""
+        """Begin a step that moves parameters one by one: its numbers and gamma are fixed from here on."""
         self._send_numbers(step.rules)
         for launch, _ in self._launches:
             launch.sent = []
@@ -235,10 +235,10 @@ class Fused(Backend):
             self._prepare(launch, step, counts=False)
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
-        """Move one parameter, in a step that has begun; False if its gradient cannot be read."""
+        """Move one parameter, in a step that has begun; return False if its gradient cannot be read."""
         w = self.views[i].w
         laid = _laid_out(g, w)
-        if laid is None or w.data_ptr() != self._addresses[i]:  # a hook may have given it other memory
+        if laid is None or w.data_ptr() != self._addresses[i]:  # a hook may have moved it to other memory
             return False
         launch, row = self._rows[i]
         launch.kernels.go_over(launch, *launch.first_blocks[row : row + 2], gradient=_address(laid))
@@ -246,7 +246,7 @@ class Fused(Backend):
         return True
 
     def end_backward(self) -> None:
-        """End such a step: count the gradients."""
+        """End such a step: update the step counts."""
         for device in {step.device for step in self._moved}:
             torch._foreach_add_([step for step in self._moved if step.device == device], 1)
         self._moved = []
@@ -259,7 +259,7 @@ class Fused(Backend):
     # --- the sums for the next norm ---
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return the sums of all blocks, from the state as it is."""
+        """Return the sums of all blocks, computed from the current state."""
         self._send_numbers(rules)
         for launch, _ in self._launches:
             launch.kernels.prepare(launch, self._numbers[launch.device], *[None] * 3, rebuild=True, counts=False)
@@ -267,21 +267,21 @@ class Fused(Backend):
         return self._sums
 
     def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return the sums of all blocks as the step has left them: blocks that did not move keep theirs."""
+        """Return the sums of all blocks that the step has computed: blocks that did not move keep theirs."""
         return self._sums
 
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and block the index of its view."""
         rows: dict[torch.device, list[int]] = {device: [] for device in self._sums}
-        for launch, its in self._launches:
-            rows[launch.device] += [its[row] for row in launch.blocks.tolist()]
+        for launch, indices in self._launches:
+            rows[launch.device] += [indices[row] for row in launch.blocks.tolist()]
         return rows
 
-    # --- what is sent ---
+    # --- copies to the device ---
 
     def _send_numbers(self, rules: Sequence[Rule]) -> None:
         numbers = [rule.numbers for rule in rules if isinstance(rule, Delayed)]
-        rows = [[-1.0 if _is_elsewhere(x) else float(x) for x in row] for row in numbers]  # -1: no number of a rule
+        rows = [[-1.0 if _is_elsewhere(x) else float(x) for x in row] for row in numbers]  # -1: a placeholder
         for device, table in self._numbers.items():
             if rows != self._sent:
                 self._send(table, torch.tensor(rows, dtype=torch.float64, device="cpu"))
@@ -292,7 +292,7 @@ class Fused(Backend):
         self._sent = rows
 
     def _send(self, table: Tensor, values: Tensor) -> None:
-        """Copy to the device without waiting, from memory that stays where it is while a graph may read it."""
+        """Copy to the device without waiting, from memory that stays alive while a CUDA graph may read it."""
         if table.device.type == "cuda":
             values = values.pin_memory()
             if torch.cuda.is_current_stream_capturing():
@@ -301,7 +301,7 @@ class Fused(Backend):
 
 
 def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
-    """Return a gradient that lies in memory as its parameter does, copied if need be; None if no kernel can read it."""
+    """Return a gradient in the layout of its parameter, copied if necessary; None if no kernel can read it."""
     if g.layout != torch.strided or g.dtype != w.dtype or g.device != w.device:
         return None
     is_plain = type(g) in _PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
@@ -309,10 +309,10 @@ def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
 
 
 def _is_elsewhere(x: float | Tensor) -> bool:
-    """Tell whether a number is on a device, where the host does not read it."""
+    """Return whether a number is on a device, and must not be read by the host."""
     return isinstance(x, Tensor) and x.device.type != "cpu"
 
 
 def _address(x: Tensor) -> int:
-    """Return where a tensor is; an empty one is nowhere, and is given an address that is not 0."""
+    """Return the address of a tensor; for an empty one, which has none, a number that is not 0."""
     return x.data_ptr() if x.numel() else 1

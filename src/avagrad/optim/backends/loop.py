@@ -1,4 +1,4 @@
-"""What a backend is, and the readable one: the functions of :mod:`avagrad.optim.rules`, one parameter after another."""
+"""The interface of backends, and the simplest one: a loop over parameters that calls :mod:`avagrad.optim.rules`."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -15,12 +15,12 @@ if TYPE_CHECKING:
 
 __all__ = ["Backend", "Loop"]
 
-BLOCK = 2**24  # coordinates taken at a time: bounds the memory of temporaries, and the length of a float32 sum
+BLOCK = 2**24  # coordinates per block: bounds the memory of temporaries, and the length of a float32 sum
 CPU_BLOCK = 2**20  # on a CPU: temporaries stay in its caches
 
 
 def block_size(device: torch.device) -> int:
-    """Return how many coordinates are taken at a time on a device."""
+    """Return how many coordinates a block has on a device."""
     return min(BLOCK, CPU_BLOCK) if device.type == "cpu" else BLOCK
 
 
@@ -36,7 +36,7 @@ def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
 
 
 def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
-    """Return a gradient in the dtype of the moments, a GradScaler's scale undone: in float16 it might be 0."""
+    """Return a gradient in the dtype of the moments, without a GradScaler's scale: in float16 it might be 0."""
     g = g.to(dtype)
     return g if grad_scale is None else g / grad_scale.to(g.device)
 
@@ -44,13 +44,13 @@ def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor
 def rounding_of(view: "ParamView", step: Scalar) -> dict[str, Any]:
     """Return the keyword arguments of :func:`avagrad.optim.rounding.store` for a parameter."""
     origin = view.w.storage_offset()
-    return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "place": view.place, "origin": origin}
+    return {"rounding": view.rounding, "seed": view.seed, "t": step + 1, "param_id": view.param_id, "origin": origin}
 
 
 class Backend:
-    """What moves some parameters. Its tables belong to one snapshot, and it keeps nothing else between steps."""
+    """Base class of backends, which move parameters. Its tables belong to one snapshot; it has no other state."""
 
-    is_kernel = False  # asks found_inf on the device, and keeps its sums between steps
+    is_kernel = False  # checks found_inf on the device, and keeps its sums between steps
 
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         self.views = views
@@ -58,7 +58,7 @@ class Backend:
         self._shapes = [p.shape for p in self.params]
 
     def fits(self) -> bool:
-        """Tell whether the parameters still have the form that the backend was made for."""
+        """Return whether the parameters still have the layout that the backend was made for."""
         return [p.shape for p in self.params] == self._shapes
 
     def prepare(self, grads: Sequence[Tensor | None]) -> Any:
@@ -70,21 +70,21 @@ class Backend:
         raise NotImplementedError
 
     def begin_backward(self, step: "Step") -> None:
-        """Begin a step in which :meth:`move_one` moves one parameter after the other."""
+        """Begin a step in which :meth:`move_one` moves parameters one by one."""
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
-        """Move the parameter of one view; False if its gradient cannot be read, and nothing is done."""
+        """Move the parameter of one view; if its gradient cannot be read, do nothing and return False."""
         raise NotImplementedError
 
     def end_backward(self) -> None:
         """End such a step."""
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return on each device sums of eta^p and counts, a row for each block of a tensor, from the state as it is."""
+        """Return on each device sums of eta^p and counts, a row for each block, computed from the current state."""
         raise NotImplementedError
 
     def next_sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
-        """Return the same after a step, where it was taken before."""
+        """Return the same after a step, which may have computed it already."""
         return self.sums(rules)
 
     def views_of_rows(self) -> dict[torch.device, list[int]]:
@@ -93,10 +93,10 @@ class Backend:
 
 
 class Loop(Backend):
-    """A backend for every rule, dtype and device. It keeps nothing."""
+    """A backend for every rule, dtype and device, without tables."""
 
     def move(self, grads: Sequence[Tensor | None], step: "Step") -> list[Tensor]:
-        """Move every parameter that has a gradient, one after the other."""
+        """Move every parameter that has a gradient, one by one."""
         moving = {i: g for i, g in enumerate(grads) if g is not None}
         self._move_all(moving, step)
         return [view.param for view in map(self.views.__getitem__, moving) if view.w is not view.param]
@@ -149,7 +149,7 @@ class Loop(Backend):
 
 
 def stacked(pairs: Sequence[tuple[Tensor, Scalar]], device: torch.device) -> Tensor:
-    """Return sums and counts as two columns, in float64 where the device has it."""
+    """Return sums and counts as two columns, in float64 if the device has it."""
     dtype = scalar_dtype(device)
     totals = torch.stack([total.to(dtype) for total, _ in pairs])
     counts = [d for _, d in pairs]

@@ -1,7 +1,7 @@
 /* The delayed rule of avagrad/optim/rules.py for a CPU, over the tables of fused.py.
 
-   One block of a tensor goes through the first-level cache in chunks. A chunk takes a few short loops instead of one
-   long one, so that each choice (decay, rounding, ...) is made outside of a loop, and written once for all others.
+   A block of a tensor goes through the L1 cache in chunks. A chunk takes a few short loops instead of one long one, so
+   that each choice (decay, rounding, ...) is made outside of the loops, and is written only once.
 
    This file includes itself twice, for float and for double. */
 
@@ -30,7 +30,7 @@ typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
     double eps, weight_decay, inverse_before, unscale, counts, key;
     double clip_update, clip_moment;
-    double next_scale, next_eps, unit; /* of sum(); its sums are of numbers that are 1 / unit^(1/p) times as large */
+    double next_scale, next_eps, unit; /* for sum(), whose terms are 1 / unit^(1/p) times as large */
 } Shared;
 
 static uint32_t mix(uint32_t h) {
@@ -48,7 +48,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     Shared s;
     double before = *step;
     s.moves = gradient != 0 && !(found_inf && *found_inf != 0) && !flags->rebuild;
-    double t = before + s.moves; /* the gradients that the next step's rates will have seen */
+    double t = before + s.moves; /* the number of gradients before the next step */
     double correction1 = 1, inverse_next = 1;
     s.inverse_before = s.started = s.counts = 1;
     if (flags->bias_correction) {
@@ -72,7 +72,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.beta2_rest = 1 - group[BETA2];
     s.eps = group[EPS];
     s.weight_decay = group[WEIGHT_DECAY];
-    s.clip_update = group[CLIP_UPDATE] * correction1; /* of the moment as it is kept */
+    s.clip_update = group[CLIP_UPDATE] * correction1; /* for the uncorrected moment */
     s.clip_moment = group[CLIP_MOMENT];
     s.next_scale = sqrt(inverse_next);
     s.next_eps = group[EPS];
@@ -89,7 +89,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     return s;
 }
 
-/* --- numbers of 16 bits --- */
+/* --- 16-bit numbers --- */
 
 static inline uint32_t bits_of(float x) {
     uint32_t u;
@@ -106,7 +106,7 @@ static inline float from_bits(uint32_t u) {
 static inline float from_bfloat16(uint16_t h) { return from_bits((uint32_t)h << 16); }
 
 static inline float from_float16(uint16_t h) {
-    float x = from_bits((uint32_t)(h & 0x7fff) << 13) * 0x1p112f; /* right for numbers below the normal ones, too */
+    float x = from_bits((uint32_t)(h & 0x7fff) << 13) * 0x1p112f; /* also right for subnormal numbers */
     x = (h & 0x7c00) == 0x7c00 ? from_bits(0x7f800000u | (uint32_t)(h & 0x3ff) << 13) : x;
     return from_bits(bits_of(x) | (uint32_t)(h & 0x8000) << 16);
 }
@@ -121,7 +121,7 @@ static inline uint16_t to_bfloat16(float x, bool nearest, uint32_t random) {
 static inline uint16_t to_float16(float x, bool nearest, uint32_t random) {
     uint32_t u = bits_of(x), sign = (u >> 16) & 0x8000;
     float size = from_bits(u & 0x7fffffff);
-    bool small = size < 0x1p-14f; /* below the normal numbers the step is that of those just above */
+    bool small = size < 0x1p-14f; /* subnormal numbers have the spacing of the smallest normal ones */
     uint32_t v = bits_of(small ? size + 0x1p-14f : size);
     v += nearest ? 0xfff + ((v >> 13) & 1) : random >> 19;
     v = (v >> 13) - (small ? (113 << 10) : (112 << 10));
@@ -139,7 +139,7 @@ static inline uint16_t to_half(float x, bool bfloat16, bool nearest, uint32_t ra
 
 #define EACH(n) _Pragma("omp simd") for (int64_t i = 0; i < (n); i++)
 #define CHUNK 160
-#define AHEAD 2 /* chunks between the one that is computed and the one that is fetched from memory */
+#define AHEAD 2 /* chunks from the one that is computed to the one that is prefetched */
 
 static inline __attribute__((always_inline)) void prefetch(const char *start, int64_t bytes, bool writes) {
     for (int64_t i = 0; i < bytes; i += 64) writes ? __builtin_prefetch(start + i, 1) : __builtin_prefetch(start + i, 0);
@@ -172,12 +172,12 @@ static void go_over(const int64_t *tensors, const int64_t *grads, const Shared *
     }
 }
 
-/* --- a module of one function --- */
+/* --- the module, with one function --- */
 
 enum { TENSORS, GRADS, SHARED, BLOCKS, SUMS, GROUPS, TOTALS, SCALE, FOUND_INF, /* addresses */
        GRADIENT, COUNT, FIRST, LAST, THREADS, FLAGS };
 
-/* step(): whole numbers in the order above, then the fields of Flags. */
+/* step(): integers in the order above, then the fields of Flags. */
 static PyObject *step(PyObject *module, PyObject *args) {
     int64_t a[FLAGS + sizeof(Flags) / sizeof(int64_t)];
     for (size_t i = 0; i < sizeof a / sizeof *a; i++) {
@@ -206,15 +206,15 @@ static struct PyModuleDef definition = {PyModuleDef_HEAD_INIT, NAME, NULL, -1, m
 
 PyMODINIT_FUNC INIT(void) { return PyModule_Create(&definition); }
 
-#else /* --- in float and in double --- */
+#else /* --- for float and for double --- */
 
 static inline REAL IN(clamped)(REAL x, REAL most) {
-    x = most < x ? most : x; /* one instruction each, and a NaN stays one */
+    x = most < x ? most : x; /* one instruction each, and a NaN stays NaN */
     return -most > x ? -most : x;
 }
 
-/* Sum up eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
-   The choices are constants where this is called, so that each has a loop of its own. */
+/* Sum eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
+   The flags are constants at each call, so that each combination gets its own loop. */
 static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t n, const Shared *s, double *sums,
                                                           bool squared, bool every, bool of_step) {
     const REAL scale = s->next_scale, eps = s->next_eps;

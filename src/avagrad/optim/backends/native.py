@@ -1,4 +1,4 @@
-"""The native code of ``native.c``: an extension that is built with the package, and chosen by processor."""
+"""The extension of ``native.c``: built with the package, and selected by processor."""
 
 import functools
 import importlib
@@ -14,12 +14,12 @@ __all__ = ["NUMBERS", "extension", "go_over", "prepare"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
-NUMBERS = 7  # columns in a row of a group: lr, beta1, beta2, eps, weight_decay, clip_update, clip_moment
+NUMBERS = 7  # columns of the table of groups: lr, beta1, beta2, eps, weight_decay, clip_update, clip_moment
 
 
 @functools.cache
 def extension() -> Any:
-    """Return the module for this processor; None where the package was built without it.
+    """Return the extension module for this processor; None if the package was built without it.
 
     torch is imported by now, so the module finds the OpenMP runtime that torch has loaded.
     """
@@ -35,17 +35,17 @@ def extension() -> Any:
 def prepare(
     launch: "Launch", numbers: Tensor, totals: Any, scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
 ) -> None:
-    """Work out what the coordinates of each tensor share in a step; with ``counts`` count the gradients."""
+    """Compute what the coordinates of each tensor share in a step; with ``counts`` update the step counts."""
     _call(launch, (numbers, totals, scale, found_inf), 0, 0, rebuild=rebuild, gradient=0, counts=counts)
 
 
 def go_over(launch: "Launch", first: int, last: int, *, rebuild: bool = False, gradient: int = 0) -> None:
-    """Move some blocks, all by the gradient at an address if one is given; or only sum up their rates."""
+    """Move some blocks, all by the gradient at an address if there is one; or only sum their rates."""
     _call(launch, (None,) * 4, first, last, rebuild=rebuild, gradient=gradient, counts=False)
 
 
 def _call(launch: "Launch", given: Any, first: int, last: int, *, rebuild: bool, gradient: int, counts: bool) -> None:
-    """Call step of native.c, which goes over blocks, or prepares where there are none."""
+    """Call ``step`` of native.c, which moves blocks, or prepares if there are none."""
     tables = launch.tensors, launch.grads, launch.shared, launch.blocks, launch.sums, *given
     addresses = [0 if x is None else x.data_ptr() for x in tables]
     flags = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, counts, *launch.flags

@@ -1,9 +1,9 @@
 """The delayed rule of :mod:`avagrad.optim.rules` as Triton kernels over tables of pointers.
 
-:func:`shared_numbers` works out, once for each tensor and in float64, the few numbers that its coordinates share, and
-counts the gradient. :func:`delayed_pass` then goes over memory once: one program takes one block of one tensor.
+:func:`shared_numbers` computes, once for each tensor and in float64, the few numbers that its coordinates share, and
+updates the step count. :func:`delayed_pass` then goes over memory once: one program moves one block of one tensor.
 Blocks that are full and aligned are read without a mask, 16 bytes at a time; a tensor's tail and misaligned
-tensors take the masked branch.
+tensors use the masked branch.
 """
 
 from contextlib import nullcontext
@@ -33,12 +33,12 @@ _LARGEST = tl.constexpr(LARGEST)
 def prepare(
     launch: Launch, numbers: Tensor, totals: Any, scale: Any, found_inf: Any, *, rebuild: bool, counts: bool
 ) -> None:
-    """Work out what the coordinates of each tensor share in a step; with ``counts`` count the gradients."""
+    """Compute what the coordinates of each tensor share in a step; with ``counts`` update the step counts."""
     norm = 0 if totals is None else launch.flags.norm
     flags = launch.flags
     given = found_inf is not None, scale is not None, rebuild, counts
     constants = norm, *given, flags.bias_correction, flags.of_step, 64
-    unread = launch.shared  # stands for an argument that is not read
+    unread = launch.shared  # a placeholder for arguments that are not read
     optional = [unread if x is None else x for x in (totals, scale, found_inf)]
     n = len(launch.grads)
     arguments = launch.tensors, launch.grads, numbers, launch.shared, *optional, n
@@ -46,7 +46,7 @@ def prepare(
 
 
 def go_over(launch: Launch, first: int, last: int, *, rebuild: bool = False, gradient: int = 0) -> None:
-    """Move some blocks, all by the gradient at an address if one is given; or only sum up their rates."""
+    """Move some blocks, all by the gradient at an address if there is one; or only sum their rates."""
     if first == last:
         return
     flags = launch.flags
@@ -60,10 +60,10 @@ def go_over(launch: Launch, first: int, last: int, *, rebuild: bool = False, gra
 def _start(
     launch: Launch, kernel: Any, programs: int, arguments: Any, constants: Any, *, warps: int, keep: bool = True
 ) -> None:
-    """Start a kernel, its arguments and then its constants in its own order.
+    """Launch a kernel with its arguments and then its constants, in its own order.
 
-    Half of what a launch costs is finding the code for the arguments. They are the same tables at each step, but for a
-    GradScaler's tensors, so what was found is kept.
+    Half the cost of a launch is finding the code for the arguments. They are the same tables at each step, except for
+    a GradScaler's tensors, so the code is cached.
     """
     grid, key = (programs, 1, 1), (kernel, constants)
     elsewhere = launch.device.type == "cuda" and launch.device.index != torch.cuda.current_device()
@@ -72,7 +72,7 @@ def _start(
             code[grid](*arguments, *constants)
             return
         code = kernel[grid](*arguments, *constants, num_warps=warps)
-    if keep and code is not None:  # the interpreter gives none
+    if keep and code is not None:  # the interpreter returns None
         launch.compiled[key] = code
 
 
@@ -91,7 +91,7 @@ def _mix(h):
 
 @triton.jit
 def _correction(beta, t):
-    """As rules.bias_correction_of, in float64; 1 - beta where there is no gradient yet, which is not used."""
+    """As rules.bias_correction_of, in float64; 1 - beta before the first gradient, where it is not used."""
     return 1 - tl.exp(tl.maximum(t, 1.0) * tl.log(tl.maximum(beta, 1e-300)))
 
 
@@ -108,15 +108,15 @@ def _gamma(totals, NORM: tl.constexpr):
 @triton.jit
 def _key(row, t, mask):
     """As rounding.random_bits, up to the element."""
-    place = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
+    param_id = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
     seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
-    # By way of a signed number of 64 bits, which every device casts alike.
-    return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + place)
+    # Through int64, which every device casts in the same way.
+    return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + param_id)
 
 
 @triton.jit
 def _store_bounds(out, group, inverse_correction, eps, mask, OF_STEP: tl.constexpr):
-    """Leave the multiples of r that bound the moment, as it is kept, and the gradient; and the unit of the sums."""
+    """Store the multiples of r that bound the uncorrected moment and the gradient, and the unit of the sums."""
     clip_update = tl.load(group + 5, mask=mask, other=0.0) / inverse_correction
     clip_moment = tl.load(group + 6, mask=mask, other=0.0)
     unit = tl.maximum(eps, 1.0) if OF_STEP else eps * 0 + 1
@@ -132,7 +132,7 @@ def shared_numbers(
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
     BIAS_CORRECTION: tl.constexpr, OF_STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Leave each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, count the gradients in ``step``."""
+    """Store each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, update the step counts."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
     row = tensors + index * _COLUMNS
@@ -150,7 +150,7 @@ def shared_numbers(
     eps = tl.load(group + 3, mask=mask, other=1.0)
     weight_decay = tl.load(group + 4, mask=mask, other=0.0)
 
-    t = before + moves  # the gradients that the next step's rates will have seen
+    t = before + moves  # the number of gradients before the next step
     one = before * 0 + 1
     inverse_before, inverse_next, size, started, counts, unscale = one, one, one, one, one, one
     if BIAS_CORRECTION:
@@ -187,21 +187,21 @@ def shared_numbers(
 
 @triton.jit
 def _rates(v, r, eps, ACTIVE_ONLY: tl.constexpr):
-    """As rules.rates, line 6 of the paper's box."""
+    """As rules.rates, line 6 of the paper's algorithm."""
     eta = 1 / (r + eps)
     return tl.where(v == 0, 0.0, eta) if ACTIVE_ONLY else eta
 
 
 @triton.jit
 def _clamped(x, at_most):
-    """Return x between two bounds; a NaN stays one."""
+    """Clamp x to between two bounds; a NaN stays NaN."""
     x = tl.minimum(x, at_most, propagate_nan=tl.PropagateNan.ALL)
     return tl.maximum(x, -at_most, propagate_nan=tl.PropagateNan.ALL)
 
 
 @triton.jit
 def _nearest(w, DTYPE: tl.constexpr):
-    """Round to nearest, ties to even. For bfloat16 by hand: Triton's interpreter would cut the digits off."""
+    """Round to nearest, ties to even. Explicit for bfloat16: Triton's interpreter would truncate."""
     if tl.bfloat16 == DTYPE:
         bits = w.to(tl.int32, bitcast=True)
         rounded = bits + 0x7FFF + ((bits >> 16) & 1)
@@ -218,7 +218,7 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
         integers = (size.to(tl.int32, bitcast=True) + (bits >> 16).to(tl.int32)) & -0x10000
         rounded = integers.to(tl.float32, bitcast=True)
     else:
-        shift = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)  # 2^-14, the least normal number
+        shift = tl.where(size < 0.00006103515625, 0.00006103515625, 0.0)  # 2^-14, the smallest normal number
         integers = ((size + shift).to(tl.int32, bitcast=True) + (bits >> 19).to(tl.int32)) & -0x2000
         rounded = integers.to(tl.float32, bitcast=True) - shift
     rounded = tl.where(w < 0, -rounded, rounded)
@@ -226,7 +226,7 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
 
 
 @triton.jit
-def _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
+def _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
     """As rounding.store."""
     if ROUNDING == "stochastic":
         key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
@@ -235,20 +235,20 @@ def _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
         stored = _nearest(w, w_at.dtype.element_ty)
         tl.store(w_at + offsets, stored, mask=mask)
         if ROUNDING == "kahan":
-            rest = w - stored.to(tl.float32)
-            rest = tl.where(rest == rest, rest, 0.0)  # inf - inf
-            tl.store(rest_at + offsets, _nearest(rest, w_at.dtype.element_ty), mask=mask)
+            comp = w - stored.to(tl.float32)
+            comp = tl.where(comp == comp, comp, 0.0)  # inf - inf
+            tl.store(comp_at + offsets, _nearest(comp, w_at.dtype.element_ty), mask=mask)
 
 
 @triton.jit
 def _block(
-    w_at, g_at, m_at, v_at, rest_at, start, n, shared, sums,
+    w_at, g_at, m_at, v_at, comp_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
     REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
     DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
     OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
-    """Move one block (``REBUILD``: leave it), and leave the sum of the next step's eta^p."""
+    """Move one block (unless ``REBUILD``), and store the sum of the next step's eta^p."""
     eps = tl.load(shared + 8)
     offsets = start + tl.arange(0, BLOCK)
     mask = offsets < n if MASKED else None
@@ -259,7 +259,7 @@ def _block(
         g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + 12)
         m = tl.load(m_at + offsets, mask=mask, other=other)
         if ROUNDING == "kahan":
-            w += tl.load(rest_at + offsets, mask=mask, other=other).to(tl.float32)
+            w += tl.load(comp_at + offsets, mask=mask, other=other).to(tl.float32)
         if MAXIMIZE:
             g = -g
         if DECAYS:
@@ -275,21 +275,21 @@ def _block(
         if CLIPS_MOMENT:
             g = _clamped(g, tl.where(r > 0, tl.load(shared + 16) * r, _LARGEST))
         m = tl.load(shared + 4) * m + tl.load(shared + 5) * g
-        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m  # which is 0 where v is
+        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m  # 0 where v is 0
         eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS)
         w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * kept, w)
         v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
-        _store(w_at, rest_at, offsets, w, shared, mask, ROUNDING)
+        _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
         r = tl.sqrt(v * tl.load(shared + 11))
-        # Times a unit, so that the square of a step is not 0 in float32.
+        # Scaled by a unit, so that the square of a step is not 0 in float32.
         x = r * tl.load(shared + 17) / (r + eps) if OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
         if MASKED:
             x = tl.where(mask, x, 0.0)
         counts = tl.load(shared + 13)
-        # In float64, so that the order in which a block is added up does not show.
+        # In float64, so that the order of the additions within a block does not matter.
         power = (x * x if NORM == 2 else x).to(tl.float64)
         inverse = tl.load(shared + 18).to(tl.float64)
         tl.store(sums, tl.sum(power, 0) * counts * (inverse * inverse if NORM == 2 else inverse))
@@ -312,7 +312,7 @@ def delayed_pass(
 ):  # fmt: skip
     """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all.
 
-    With ``ONE`` the blocks are those of one tensor, which moves by the gradient at the given address.
+    With ``ONE`` all blocks belong to one tensor, which moves by the gradient at the address ``gradient``.
     """
     block = first_block + tl.program_id(0)
     index = tl.load(blocks + block).to(tl.int64)
@@ -324,22 +324,22 @@ def delayed_pass(
         m_bits = tl.load(row + 1)
         v_bits = tl.load(row + 2)
         g_bits = gradient if ONE else tl.load(grads + index)
-        rest_bits = tl.load(row + 7)
+        comp_bits = tl.load(row + 7)
         n = tl.load(row + 4)
         w_at = w_bits.to(tl.pointer_type(DTYPE))
         g_at = g_bits.to(tl.pointer_type(DTYPE))
-        rest_at = rest_bits.to(tl.pointer_type(DTYPE))
+        comp_at = comp_bits.to(tl.pointer_type(DTYPE))
         m_at = m_bits.to(tl.pointer_type(tl.float32))
         v_at = v_bits.to(tl.pointer_type(tl.float32))
         at = sums + 2 * block
-        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits | rest_bits) & 15) == 0):
+        if (start + BLOCK <= n) & (((w_bits | g_bits | m_bits | v_bits | comp_bits) & 15) == 0):
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
-                tl.multiple_of(rest_at, 16), start, n, its_shared, at, ROUNDING, False,
+                tl.multiple_of(comp_at, 16), start, n, its_shared, at, ROUNDING, False,
                 REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip
         else:
             _block(
-                w_at, g_at, m_at, v_at, rest_at, start, n, its_shared, at, ROUNDING, True,
+                w_at, g_at, m_at, v_at, comp_at, start, n, its_shared, at, ROUNDING, True,
                 REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
             )  # fmt: skip

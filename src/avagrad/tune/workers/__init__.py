@@ -1,7 +1,7 @@
-"""Who evaluates points: this process, one after the other or all at once; processes on this machine; a Ray cluster.
+"""Worker pools: this process, with points one by one or all at once; processes on this machine; a Ray cluster.
 
-Nobody hands points out, so any number of machines can join. Whoever started a worker looks after it: it is replaced
-when it dies, killed when a point takes too long, and ends when the one who started it does.
+Workers take points from the study themselves, so any number of machines can join. A pool supervises its workers: it
+replaces those that die and kills those that take too long for a point. They end when the process of the pool does.
 """
 
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, work_on_one

@@ -1,4 +1,4 @@
-"""What all workers do: take a point from the study, run the objective, record what comes out, take the next."""
+"""The loop of all workers: take a point from the study, run the objective, record the outcome."""
 
 import contextlib
 import os
@@ -21,7 +21,7 @@ __all__ = ["Job", "WorkerError", "WorkerPool", "new_name", "work_on_one"]
 
 
 class WorkerError(RuntimeError):
-    """Workers cannot work; the message says why.
+    """Workers cannot run; the message says why.
 
     >>> issubclass(WorkerError, RuntimeError)
     True
@@ -30,7 +30,7 @@ class WorkerError(RuntimeError):
 
 @dataclass(frozen=True)
 class Job:
-    """All that a worker needs to know. The objective is pickled by value where it is not in an importable module.
+    """The input of a worker. The objective is pickled by value if it is not in an importable module.
 
     >>> job = Job.of(lambda trial: trial.lr, "runs/mine.journal", "mine")
     >>> job.objective()(None)
@@ -51,18 +51,18 @@ class Job:
     def of(
         cls, objective: Objective, storage: str, name: str, *, pruner: str | None = None, lease: float = LEASE
     ) -> "Job":
-        """Pack an objective up, or say why it cannot be sent."""
+        """Pickle an objective, or raise an error that says why it cannot be sent."""
         try:
             pickled = cloudpickle.dumps(objective)
         except Exception as error:
             raise TypeError(
                 f"objective is {objective!r}, which cannot be sent to a worker process ({type(error).__name__}: "
-                f"{error}): make what it holds inside of it, or pass workers=0."
+                f"{error}): create the objects that it holds inside the function, or pass workers=0."
             ) from error
         return cls(pickled, storage, name, pruner, lease, tuple(sys.path), os.getcwd())
 
     def objective(self) -> Objective:
-        """Unpack the objective, or say why it cannot be done here."""
+        """Unpickle the objective, or raise an error that says why it cannot be loaded."""
         for entry in self.path:
             if entry not in sys.path:
                 sys.path.append(entry)
@@ -70,8 +70,8 @@ class Job:
             unpacked: Objective = cloudpickle.loads(self.pickled)
         except Exception as error:
             raise WorkerError(
-                f"objective could not be unpacked in a worker ({type(error).__name__}: {error}): it must be importable "
-                "there, and what it holds too."
+                f"objective could not be loaded in a worker ({type(error).__name__}: {error}): it must be importable "
+                "there, and so must the objects that it holds."
             ) from error
         return unpacked
 
@@ -85,7 +85,7 @@ def work_on_one(
     prunes: bool = False,
     may_end: bool = True,
 ) -> bool:
-    """Take a point and run it; tell whether there was one.
+    """Take a point and evaluate it; return whether there was one.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -98,12 +98,12 @@ def work_on_one(
         try:
             evaluate(objective, held, prunes=prunes, may_end=may_end)
         finally:
-            held.let_go()
+            held.stop_renewing()
     return held is not None
 
 
 def work(job: Job, worker: str) -> None:
-    """Take points and run them, on and on, until the process is ended."""
+    """Take points and evaluate them until the process ends."""
     objective = job.objective()
     study = patiently(lambda: Study(job.storage, job.name, create=False, pruner=job.pruner))
     prunes, pause = job.pruner is not None, 0.02
@@ -116,7 +116,7 @@ def work(job: Job, worker: str) -> None:
 
 
 class WorkerPool(ABC):
-    """The workers of a study: starts them, replaces those that die, and ends them.
+    """The workers of a study: it starts them, replaces those that die, and stops them.
 
     >>> WorkerPool.__abstractmethods__ >= {"start", "stop"}
     True
@@ -124,7 +124,7 @@ class WorkerPool(ABC):
 
     def __init__(self, study: Study, *, timeout: float | None = None) -> None:
         self.study, self.timeout = study, timeout
-        self.since: dict[int, float] = {}  # when a point that one of ours holds was first seen
+        self.since: dict[int, float] = {}  # when a point held by one of our workers was first seen
 
     @abstractmethod
     def start(self) -> None:
@@ -132,29 +132,29 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def stop(self) -> None:
-        """End all workers; what they hold is given back."""
+        """Stop all workers and release their points."""
 
-    def check(self, snapshot: Snapshot) -> None:  # noqa: B027  # nothing to do where this process works
-        """Replace workers that have died, and kill those that have been at a point for too long."""
+    def check(self, snapshot: Snapshot) -> None:  # noqa: B027  # nothing to do if this process works
+        """Replace workers that have died, and kill those that take too long for a point."""
 
     def wait(self, seconds: float) -> None:
-        """Let some time pass in which others work."""
+        """Wait while the workers work."""
         time.sleep(seconds)
 
     def _held_by(self, worker: str, snapshot: Snapshot) -> list[int]:
         return [trial for trial, (_, lease) in snapshot.held.items() if lease is not None and lease["worker"] == worker]
 
-    def _give_back(self, workers: Sequence[str], reason: str) -> None:
+    def _release(self, workers: Sequence[str], reason: str) -> None:
         snapshot = self.study.snapshot()
         for worker in workers:
             for trial in self._held_by(worker, snapshot):
                 self.study.fail(trial, reason)
 
-    def _give_back_at_the_end(self, workers: Sequence[str]) -> None:
-        """Give back what they held, if the storage is there; else it is taken back when the leases have run out."""
+    def _release_all(self, workers: Sequence[str]) -> None:
+        """Release the points of these workers; without a storage they are reclaimed when their leases expire."""
         self.study.patience = 0.0
         with contextlib.suppress(StorageError):
-            self._give_back(workers, f"{GIVEN_BACK}: stopped")
+            self._release(workers, f"{GIVEN_BACK}: stopped")
 
     def _too_long(self, worker: str, snapshot: Snapshot) -> list[int]:
         """Return the trials that a worker has held for longer than the timeout."""
@@ -164,7 +164,7 @@ class WorkerPool(ABC):
         held = self._held_by(worker, snapshot)
         return [trial for trial in held if now - self.since.setdefault(trial, now) > self.timeout]
 
-    def _fail_for_time(self, trials: Sequence[int]) -> None:
+    def _fail_late(self, trials: Sequence[int]) -> None:
         for trial in trials:
             self.study.fail(trial, f"objective took longer than the timeout of {self.timeout:g} s, and was killed")
 

@@ -1,4 +1,4 @@
-"""All points at once: this process hands them to a function that runs them together."""
+"""All points at once: this process passes them to a function that runs them together."""
 
 import contextlib
 import threading
@@ -20,7 +20,7 @@ RunTogether = Callable[[list[Point]], list[Record]]
 
 
 class Batched(WorkerPool):
-    """This process, with all points at once: they are handed to a function that runs them together.
+    """Runs all points at once in this process, by a function that takes a list of them.
 
     >>> issubclass(Batched, WorkerPool)
     True
@@ -34,7 +34,7 @@ class Batched(WorkerPool):
         """Do nothing: this process works while it waits."""
 
     def wait(self, seconds: float) -> None:
-        """Work on all points that there are."""
+        """Evaluate all waiting points."""
         held: list[Held] = []
         while (one := patiently(lambda: self.study.take(self.worker))) is not None:
             held.append(one)
@@ -67,7 +67,7 @@ class Batched(WorkerPool):
             one.finish(value, diverged_at=record.diverged_at, facts=facts, seconds=record.seconds)
 
     def stop(self) -> None:
-        """Do nothing: what this process held, it has ended."""
+        """Do nothing: this process holds no points any more."""
 
     def _records(self, points: list[Point]) -> dict[str, Record]:
         """Run the points, and return a record for each."""

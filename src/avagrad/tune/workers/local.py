@@ -1,4 +1,4 @@
-"""Workers on this machine: this process, or processes of their own, one for each slot of a device."""
+"""Workers on this machine: this process, or worker processes, one for each slot of a device."""
 
 import os
 import signal
@@ -17,13 +17,13 @@ from avagrad.worker_process import WorkerProcess, stop_all
 
 __all__ = ["InProcess", "LocalProcesses", "device_slots"]
 
-# How often workers may end, or each be killed, without having worked, before the study gives up on starting them.
-_MAY_END_IDLE, _MAY_BE_KILLED_IDLE = 3, 10
-_SAVES_FOR = 5.0  # seconds that a worker has for saving, when it is asked to stop
+# How often workers may exit, or each be killed, without having taken a point, before the search gives up.
+_MAX_IDLE_EXITS, _MAX_IDLE_KILLS = 3, 10
+_STOP_SECONDS = 5.0  # that a worker has for saving when it is asked to stop
 
 
 class InProcess(WorkerPool):
-    """This process, one point after the other.
+    """Runs points in this process, one by one.
 
     >>> issubclass(InProcess, WorkerPool)
     True
@@ -38,12 +38,12 @@ class InProcess(WorkerPool):
         """Do nothing: this process works while it waits."""
 
     def wait(self, seconds: float) -> None:
-        """Work on one point, if there is one."""
+        """Evaluate one point, if there is one."""
         if not work_on_one(self.study, self.objective, self.worker, lease=self.lease, prunes=self.prunes):
             time.sleep(seconds)
 
     def stop(self) -> None:
-        """Do nothing: what this process held, it has ended."""
+        """Do nothing: this process holds no point any more."""
 
 
 class _Process:
@@ -55,7 +55,7 @@ class _Process:
         self.process = WorkerProcess(_work_here, job, self.name, environment=environment, folder=folder)
 
     def close(self) -> str:
-        """Kill it, with all that it has started, and return why it could not work, if it has said so."""
+        """Kill it and all its subprocesses; return why it could not work, if it has sent a reason."""
         try:
             return str(self.process.connection.recv()) if self.process.connection.poll() else ""
         except (EOFError, OSError):
@@ -65,7 +65,7 @@ class _Process:
 
 
 def _work_here(connection: Connection, job: Job, worker: str) -> None:
-    """Be a worker process; send why it cannot work, if it cannot."""
+    """The main function of a worker process; sends the reason if it cannot work."""
     try:
         work(job, worker)
     except Exception as error:
@@ -74,7 +74,7 @@ def _work_here(connection: Connection, job: Job, worker: str) -> None:
 
 
 class LocalProcesses(WorkerPool):
-    """Processes on this machine, one for each slot; a slot is what a worker's environment says beyond ours.
+    """Worker processes on this machine, one for each slot; a slot is a worker's additional environment variables.
 
     >>> issubclass(LocalProcesses, WorkerPool)
     True
@@ -100,7 +100,7 @@ class LocalProcesses(WorkerPool):
             self.processes.append(_Process(self.job, slot))
 
     def check(self, snapshot: Snapshot) -> None:
-        """Replace processes that have died, and kill those that have been at a point for too long."""
+        """Replace processes that have died, and kill those that take too long for a point."""
         so_far = len(snapshot.records), sum(map(len, snapshot.failures.values()))
         if so_far != self.so_far or any(self._held_by(worker.name, snapshot) for worker in self.processes):
             self.so_far, self.died_idle = so_far, 0
@@ -110,7 +110,7 @@ class LocalProcesses(WorkerPool):
             if code is None and not late:
                 continue
             reason = worker.close()
-            self._fail_for_time(late)
+            self._fail_late(late)
             if code is not None:
                 self._record_death(worker, code, reason)
             self.processes[i] = _Process(self.job, self.slots[i])
@@ -123,18 +123,18 @@ class LocalProcesses(WorkerPool):
         for trial in held:
             self.study.fail(trial, f"{DIED} ({how})")
         self.died_idle = 0 if held else self.died_idle + 1
-        # Whoever kills workers from outside may do so again and again, while all of them are still starting.
-        if self.died_idle >= (_MAY_BE_KILLED_IDLE * len(self.slots) if code < 0 else _MAY_END_IDLE):
-            raise WorkerError(f"workers end as soon as they are started ({how}); what they printed says why.")
+        # A user may kill workers repeatedly, while all of them are still starting.
+        if self.died_idle >= (_MAX_IDLE_KILLS * len(self.slots) if code < 0 else _MAX_IDLE_EXITS):
+            raise WorkerError(f"workers exit as soon as they are started ({how}); see their output for the reason.")
 
     def stop(self) -> None:
-        """Ask all of them to stop, wait a little for those that save, and give back what they held."""
+        """Ask all of them to stop, wait a little for those that save, and release their points."""
         names = [worker.name for worker in self.processes]
         try:
-            stop_all([worker.process for worker in self.processes], _SAVES_FOR)
+            stop_all([worker.process for worker in self.processes], _STOP_SECONDS)
         finally:
             self.processes = []
-        self._give_back_at_the_end(names)
+        self._release_all(names)
 
 
 def _signal(number: int) -> str:
@@ -145,9 +145,9 @@ def _signal(number: int) -> str:
 
 
 def device_slots(workers: int | None, slots_per_gpu: int = 1) -> list[dict[str, str]]:
-    """Return the environment of each worker on this machine: its GPU, or its share of the cores.
+    """Return the environment variables of each worker on this machine: its GPU, or its share of the cores.
 
-    ``workers`` None is one for each slot of each GPU, or one alone where there is none.
+    ``workers`` None is one for each slot of each GPU, or one worker without a GPU.
 
     >>> [slot["OMP_NUM_THREADS"] for slot in device_slots(2)] if not torch.cuda.is_available() else ["1", "1"]
     ['...', '...']

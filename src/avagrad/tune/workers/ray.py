@@ -12,7 +12,7 @@ __all__ = ["RayTasks"]
 
 
 class RayTasks(WorkerPool):
-    """Tasks on a Ray cluster, each of which works until it is cancelled. The storage must be in reach of every node.
+    """Tasks on a Ray cluster, each of which works until it is cancelled. Every node must be able to reach the storage.
 
     >>> issubclass(RayTasks, WorkerPool)
     True
@@ -34,7 +34,7 @@ class RayTasks(WorkerPool):
         self.tasks: list[tuple[str, Any]] = []
 
     def start(self) -> None:
-        """Join the cluster and place the tasks; those for which there is no room wait for it."""
+        """Join the cluster and place the tasks; those without free resources wait for them."""
         try:
             import ray
         except ImportError as error:
@@ -46,12 +46,12 @@ class RayTasks(WorkerPool):
             try:
                 ray.init(address=self.address, log_to_driver=True, configure_logging=False)
             except (ConnectionError, ValueError, RuntimeError) as error:
-                raise WorkerError(f"ray is {self.address!r}, where no cluster answers: {error}.") from error
+                raise WorkerError(f"ray is {self.address!r}, where no cluster responds: {error}.") from error
         resources = ray.cluster_resources()
         gpus = resources.get("GPU", 0)
         count = self.count or int(gpus * self.slots_per_gpu or resources.get("CPU", 1))
         share = {"num_gpus": 1 / self.slots_per_gpu} if gpus else {}
-        # A task that dies is replaced by us, once its point has been given back.
+        # We replace a task that dies ourselves, after its point has been released.
         self.task = ray.remote(_work_on_ray).options(num_cpus=1, max_retries=0, **share)
         self.tasks = [self._place() for _ in range(count)]
 
@@ -60,12 +60,12 @@ class RayTasks(WorkerPool):
         return name, self.task.remote(self.job, name)
 
     def check(self, snapshot: Snapshot) -> None:
-        """Replace workers that have died, with their node or alone, and cancel those that take too long for a point."""
+        """Replace workers that have died, alone or with their node, and cancel those that take too long for a point."""
         ray = self.ray
         for i, (name, task) in enumerate(self.tasks):
             if late := self._too_long(name, snapshot):
                 ray.cancel(task, force=True)
-                self._fail_for_time(late)
+                self._fail_late(late)
                 self.tasks[i] = self._place()
                 continue
             ready, _ = ray.wait([task], timeout=0)
@@ -73,26 +73,26 @@ class RayTasks(WorkerPool):
                 continue
             try:
                 ray.get(task)
-            except ray.exceptions.RayTaskError as error:  # raised by our own code: it cannot work at all
+            except ray.exceptions.RayTaskError as error:  # raised by our own code: no worker can work
                 raise WorkerError(str(error.cause or error)) from error
             except ray.exceptions.RayError as error:
-                self._give_back([name], f"{DIED} ({type(error).__name__})")
+                self._release([name], f"{DIED} ({type(error).__name__})")
             self.tasks[i] = self._place()
 
     def stop(self) -> None:
-        """Cancel all tasks, give back what they held, and leave the cluster."""
+        """Cancel all tasks, release their points, and leave the cluster."""
         if not hasattr(self, "ray"):
             return
         for _, task in self.tasks:
             with contextlib.suppress(self.ray.exceptions.RayError, ValueError):
                 self.ray.cancel(task, force=True)
-        self._give_back_at_the_end([name for name, _ in self.tasks])
+        self._release_all([name for name, _ in self.tasks])
         self.tasks = []
         if self.joined:
             self.ray.shutdown()
 
 
 def _work_on_ray(job: Job, worker: str) -> None:
-    if os.path.isdir(job.folder):  # relative paths mean what they meant where the study was started
+    if os.path.isdir(job.folder):  # relative paths are relative to where the study was started
         os.chdir(job.folder)
     work(job, worker)

@@ -1,4 +1,4 @@
-"""What the rules of the methods of comparison share."""
+"""What the rules of the baselines share."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -15,10 +15,10 @@ _F = TypeVar("_F", bound="FunctionRule")
 
 @dataclass(frozen=True)
 class FunctionRule(Rule):
-    """A rule that is one function of a parameter and its state: a subclass says which, and with which arguments."""
+    """A rule that is one function of a parameter and its state. A subclass sets the function and its arguments."""
 
-    keys: ClassVar[tuple[str, ...]]  # of a group, which are arguments of the function beside lr and betas
-    state_keys: ClassVar[tuple[str, ...]]  # of a group, which say what the state holds
+    keys: ClassVar[tuple[str, ...]]  # keys of a group that are arguments of the function, besides lr and betas
+    state_keys: ClassVar[tuple[str, ...]]  # keys of a group that decide what the state contains
 
     lr: Scalar
     others: dict[str, Any]
@@ -26,13 +26,13 @@ class FunctionRule(Rule):
 
     @classmethod
     def of(cls: type[_F], group: Mapping[str, Any]) -> _F:
-        """Return the rule that a parameter group sets."""
+        """Return the rule for a parameter group."""
         beta1, beta2 = group["betas"]
         others = {"beta1": beta1, "beta2": beta2, **{key: group[key] for key in cls.keys}}
         return cls(group["lr"], others, tuple(group[key] for key in cls.state_keys))
 
 
 def with_l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:
-    """Return the gradient to go down by, weight decay added."""
+    """Return the gradient to descend along, with weight decay added."""
     g = -g if maximize else g
     return g + weight_decay * w if is_on(weight_decay) else g
