@@ -233,7 +233,7 @@ def test_what_diverged_or_is_missing_is_said() -> None:
     assert findings(held) == [
         "The synthetic problem, w: nothing was recorded.",
         "digits, test error, %: no method has a result; without a result, or diverged: SGD.",
-        "AvaGrad on digits, 5 x 5: All 25 cells of the grid diverged or failed, so nothing can be said of lr and eps.",
+        "AvaGrad on digits, 5 x 5: All 25 cells of the grid diverged or failed, so nothing is known about lr and eps.",
         "The search for AvaGrad on digits: 3 trials of which all diverged.",
     ]
     lines = six_lines(held)
