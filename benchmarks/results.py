@@ -4,17 +4,19 @@ python benchmarks/results.py
 """
 
 import json
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from statistics import fmean, geometric_mean
 
 from avagrad.lab.methods import method
-from avagrad.report.charts import draw_figure_1, draw_race, draw_ridges, draw_step_bars, draw_step_sizes
-from avagrad.report.curves import figure_1, step_bars
-from avagrad.report.figures import draw_heat_maps, save
-from avagrad.report.heatmaps import heat_map
+from avagrad.report.comparable import names_of
+from avagrad.report.drawing import Figure, finish_axes, legend, new_figure, save, styles_of
+from avagrad.report.figures import figure_1, step_times
+from avagrad.report.figures.heat_maps import draw_heat_maps, heat_map
 from avagrad.report.page import write_report
 from avagrad.report.reading import Collection, Sweep, collect
-from avagrad.report.ridges import Ridge, ridge
 from avagrad.tune.records import Record, read_records
+from avagrad.tune.ridges import Ridge, ridge
 
 ROOT = Path(__file__).parent.parent
 FIGURES = ROOT / "docs" / "figures"
@@ -49,20 +51,39 @@ MAPS = {
 }
 
 
+def draw_ridges(ridges: Mapping[str, Sequence[Ridge]], *, measure: str) -> Figure:
+    """Draw the best lr and the best loss against eps: a line for each method, the mean of its seeds.
+
+    >>> flat = Ridge((1e-8, 1.0), (0.01, 0.01), (2.2, 2.3), 0.0, 0.0, 0, 0.01, 2.2, 0.0)
+    >>> len(draw_ridges({"AvaStep": [flat, flat]}, measure="bits").axes)
+    2
+    """
+    figure = new_figure(9.6, 4.2)
+    left, right = figure.subplots(1, 2)
+    styles = styles_of(list(ridges))
+    for title, seeds in ridges.items():
+        lrs, losses = (list(zip(*(getattr(each, name) for each in seeds), strict=True)) for name in ("lrs", "losses"))
+        left.plot(seeds[0].eps, [geometric_mean(each) for each in lrs], **styles[title], marker="o", ms=3)
+        right.plot(seeds[0].eps, [fmean(each) for each in losses], **styles[title], marker="o", ms=3)
+    finish_axes(left, x="eps", y="best lr", log_x=True, log_y=True)
+    finish_axes(right, x="eps", y=f"{measure}, at the best lr", log_x=True)
+    legend(figure, [(style, title) for title, style in styles.items()])
+    return figure
+
+
 def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
     """Draw the figures that the documents show; return their paths."""
     sweeps: dict[str, Sweep] = {sweep.place: sweep for sweep in held.sweeps}
-    drawn = {
-        name: draw_heat_maps(
-            [heat_map(sweeps[place].title, sweeps[place].records) for place in places], measure=measure
-        )
-        for name, (measure, places) in MAPS.items()
-    }
+    drawn = {}
+    for name, (measure, places) in MAPS.items():
+        found = [sweeps[place] for place in places]
+        maps = [heat_map(title, sweep.records) for title, sweep in zip(names_of(found), found, strict=True)]
+        drawn[name] = draw_heat_maps(maps, measure=measure)
     step_size = json.loads((ROOT / "results" / "step-size.json").read_text())
     drawn["step-size"] = draw_step_sizes(step_size["eps"], step_size["rms of a step over lr"])
-    drawn["figure-1"] = draw_figure_1(figure_1(held.synthetics[0]))
-    (h200,) = (times for times in held.step_times if times.place == "step-h200.json")
-    drawn["step-times"] = draw_step_bars(step_bars(h200))
+    drawn["figure-1"] = figure_1.draw(figure_1.numbers(held)[0])
+    (h200,) = (bars for bars in step_times.numbers(held) if bars.title == "NVIDIA H200")
+    drawn["step-times"] = step_times.draw(h200)
     drawn["transformer-eps"] = draw_ridges(ridges_of("gpt-quick"), measure="bits per character")
     drawn["searches"] = draw_race(*race())
     to.mkdir(parents=True, exist_ok=True)
@@ -91,6 +112,33 @@ def race() -> tuple[list[int], dict[str, dict[str, list[float | None]]]]:
         for title, place in RACES.items()
     }
     return found["trials"], maps
+
+
+def draw_step_sizes(eps: Sequence[float], sizes: Mapping[str, Sequence[float]]) -> Figure:
+    """Draw the root mean square of a step, over lr, against eps: a line for each method."""
+    figure = new_figure(6.4, 4.2, "The size of a step")
+    axes = figure.subplots()
+    styles = styles_of(list(sizes))
+    for name, values in sizes.items():
+        axes.plot(eps, values, **styles[name])
+    finish_axes(axes, x="eps", y="RMS of a step / lr", log_x=True, log_y=True)
+    legend(figure, [(style, name) for name, style in styles.items()])
+    return figure
+
+
+def draw_race(trials: Sequence[int], maps: Mapping[str, Mapping[str, Sequence[float | None]]]) -> Figure:
+    """Draw for each map the median regret of each search against the trials spent."""
+    figure = new_figure(3.6 * len(maps), 3.6)
+    styles = styles_of([name for searches in maps.values() for name in searches])
+    for axes, (title, searches) in zip(figure.subplots(1, len(maps), squeeze=False)[0], maps.items(), strict=True):
+        for name, regrets in searches.items():
+            known = [(n, regret) for n, regret in zip(trials, regrets, strict=True) if regret is not None]
+            axes.plot(*zip(*known, strict=True), **styles[name], marker="o", ms=4)
+        finish_axes(axes, x="trials", y="regret")
+        axes.set_title(title, fontsize=10)
+        axes.set_ylim(bottom=0)
+    legend(figure, [(style | {"marker": "o", "ms": 4}, name) for name, style in styles.items()])
+    return figure
 
 
 def main() -> None:

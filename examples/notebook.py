@@ -24,10 +24,10 @@ from sklearn.datasets import load_digits
 from torch import nn
 
 import avagrad
-from avagrad.report.figures import draw_heat_maps, save
-from avagrad.report.heatmaps import heat_map
-from avagrad.report.ridges import ridge
+from avagrad.report.drawing import save
+from avagrad.report.figures.heat_maps import draw_heat_maps, heat_map
 from avagrad.tune import Trial, tune
+from avagrad.tune.ridges import ridge
 
 torch.set_num_threads(1)  # the network is tiny: more threads only wait for each other
 
@@ -126,4 +126,4 @@ figure
 
 # %% [markdown]
 # The line joins the best lr of each eps. AdamW's rises with eps: with another eps it has to be searched again.
-# AvaStep's stays in its row. The squares are where a search by two full lines goes.
+# AvaStep's stays in its row. The dotted path is where a search by two full lines goes.

@@ -134,7 +134,7 @@ ALLOWED = {
     "rich": {"cli/demo.py", "cli/lab.py", "cli/tuning.py", "progress.py"},
     "optuna": {f"tune/{name}.py" for name in ("held", "optuna_trials", "storage", "study", "trial")},
     "ray": {"tune/workers/ray.py"},
-    "matplotlib": {"report/figures.py", "report/charts.py"},
+    "matplotlib": {"report/drawing.py", "report/figures/heat_maps.py"},
     "transformers": {"integrations/hugging_face.py"},
     "lightning": {"integrations/lightning.py"},
     "timm": {"integrations/timm.py"},

@@ -9,11 +9,12 @@ from pathlib import Path
 
 import pytest
 
-from avagrad.report.curves import budget_curves
-from avagrad.report.heatmaps import heat_map, space_of
+from avagrad.report.comparable import space_of
+from avagrad.report.figures import budgets
+from avagrad.report.figures.heat_maps import heat_map
 from avagrad.report.reading import Collection, Sweep, collect
-from avagrad.report.ridges import ridge
 from avagrad.tune.records import Record, read_records
+from avagrad.tune.ridges import ridge
 from avagrad.tune.search import replay, scores
 
 ROOT = Path(__file__).parent.parent
@@ -90,7 +91,8 @@ def test_the_table_of_equal_budgets_is_what_the_records_say(
     told = [re.match(r"([\d.]+) %? ?after (\d+)", cell) for cell in cells]
     numbers = [(found[1], int(found[2])) for found in told if found is not None]
     fixed = [record for record in sweeps[f"{folder}/adam"].records if record.eps == 1e-8]
-    (chart,) = budget_curves([sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/")])
+    there = tuple(sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/"))
+    (chart,) = budgets.numbers(Collection("a", sweeps=there))
     ends = {line.title: line.band for line in chart.lines if line.kind != "random"}
     expected = [
         (ends["SGD"].middle[-1], len(ends["SGD"].x)),
@@ -211,7 +213,8 @@ def test_what_random_cells_find_is_what_the_records_say(sweeps: dict[str, Sweep]
     text = " ".join((ROOT / "docs" / "choosing-lr-and-eps.md").read_text().split())
     median: dict[tuple[str, str], float] = {}
     for folder in ("cifar10-jpeg-small", "tinyshakespeare-small"):
-        (chart,) = budget_curves([sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/")])
+        there = tuple(sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/"))
+        (chart,) = budgets.numbers(Collection("a", sweeps=there))
         taken = {line.title: len(line.band.x) for line in chart.lines if line.kind == "separable"}
         for line in chart.lines:
             if line.kind == "random":

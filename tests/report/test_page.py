@@ -2,18 +2,25 @@
 
 import json
 import math
+import random
 import re
-import time
+import subprocess
+import sys
+from dataclasses import dataclass
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.figure import Figure
 from typer.testing import CliRunner
 
 import avagrad.report.page as page_module
 from avagrad.cli import app
+from avagrad.report.drawing import new_figure
+from avagrad.report.figures import FIGURES
 from avagrad.report.page import Report, write_report
+from avagrad.report.reading import Collection, collect
 from avagrad.tune.records import Record, write_records
 
 HOSTILE = '</script><script>alert(1)</script><img src=x onerror="alert(2)">\'"& $\\frac{ \x00 \ud800 {{x}} @TITLE@'
@@ -70,11 +77,13 @@ def test_an_empty_folder_has_a_page_that_says_so(tmp_path: Path) -> None:
 def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) -> None:
     run_folder(tmp_path / "only one", [row(1)])
     report, page = made(tmp_path)
-    for told in ("only one", "Adam", "finished", "test 4", '"torch": "2.13.0"', '"commit": "abc"', '"lr": 0.1'):
-        assert told in page.text, told
+    for text in ("only one", "Adam", "finished", '"torch": "2.13.0"', '"commit": "abc"', '"lr": 0.1'):
+        assert text in page.text, text
+    cells = ["digits", "Adam", "0.1", "1e-08", "0", "finished", "3", "4"]
+    assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td><a " in report.page.read_text()
     assert "only%20one" in page.links
     assert {path.name for path in report.files} == {
-        "table-1.md", "table-1.tex", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
+        "table-1.md", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
     }  # fmt: skip
     assert (report.beside / "learning-curves-1.png").read_bytes()[:4] == b"\x89PNG"
 
@@ -102,7 +111,7 @@ def test_what_cannot_be_read_is_listed_and_does_not_stop_the_page(tmp_path: Path
     run_folder(tmp_path / "torn", [row(1)]).joinpath("config.json").write_text('{"config": {')
     (tmp_path / "bad.jsonl").write_text('{"lr": 1, "value": 2}\nnot a record\n')
     _, page = made(tmp_path)
-    after = page.text.partition("What could not be read")[2]
+    after = page.text.partition("What could not be read or drawn")[2]
     assert "torn/config.json" in after
     assert "bad.jsonl: line 2" in after
     assert "good" in page.text
@@ -149,8 +158,8 @@ def test_the_page_asks_nobody_for_anything(tmp_path: Path) -> None:
 def test_what_has_no_room_as_a_drawing_is_a_picture_and_then_a_link(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With a fiftieth of the real limits, and maps that are a fiftieth of the paper's."""
-    for name, limit in (("_DRAWINGS", 60_000), ("_PICTURES", 80_000), ("_SETTINGS", 12_000)):
+    """With less than a fiftieth of the real limits, and maps that are a fiftieth of the paper's."""
+    for name, limit in (("_DRAWINGS", 40_000), ("_PICTURES", 100_000), ("_SETTINGS", 10_000)):
         monkeypatch.setattr(page_module, name, limit)
     for i in range(8):
         records = [Record(lr, eps, value=lr / eps + i) for lr in (1.0, 2.0, 3.0) for eps in (1.0, 2.0, 3.0)]
@@ -166,14 +175,13 @@ def test_what_has_no_room_as_a_drawing_is_a_picture_and_then_a_link(
     assert all(f"run{i}" in page.text for i in range(20))
 
 
-def test_a_million_rows_are_drawn_in_five_seconds(tmp_path: Path) -> None:
+def test_of_a_million_rows_some_thousand_are_drawn(tmp_path: Path) -> None:
     place = run_folder(tmp_path / "long", [])
     line = '{"step": %d, "epoch": %d, "loss": 0.5, "error": 3.25, "lr": 0.1, "gamma": 1.5, "seconds": 12.5}\n'
     (place / "metrics.jsonl").write_text("".join(line % (i, i) for i in range(1, 1_000_001)))
-    began = time.perf_counter()
     report, _ = made(tmp_path)
-    assert time.perf_counter() - began < 5.0
-    assert report.page.stat().st_size < 2_000_000
+    assert 1000 <= len(collect(tmp_path).runs[0].rows) <= 2002
+    assert report.page.stat().st_size < 500_000
 
 
 def test_a_second_page_replaces_the_first_and_is_the_same(tmp_path: Path) -> None:
@@ -216,6 +224,90 @@ def test_the_command_says_what_it_found_and_what_it_could_not_read(tmp_path: Pat
     assert "nothing to show was found" in CliRunner().invoke(app, ["report", str(tmp_path / "empty")]).stdout
 
 
-def test_ties_are_told(tmp_path: Path) -> None:
+def test_ties_are_counted(tmp_path: Path) -> None:
     write_records(tmp_path / "mine.jsonl", [Record(lr, eps, value=1.0) for lr in (0.1, 1.0) for eps in (0.1, 1.0)])
     assert "4 cells share the best value" in made(tmp_path)[1].text
+
+
+def test_ten_thousand_points_off_a_grid_take_little_memory(tmp_path: Path) -> None:
+    """A random search: no lr and no eps is there twice, and a map of them all would have 100 million cells."""
+    draw = random.Random(0)
+    points = [(10 ** draw.uniform(-4, 0), 10 ** draw.uniform(-8, 0)) for _ in range(10_000)]
+    write_records(tmp_path / "random.jsonl", [Record(lr, eps, value=abs(math.log10(lr) + 2)) for lr, eps in points])
+    script = (
+        "import resource, sys\n"
+        "resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30))\n"
+        "from avagrad.report.page import write_report\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "write_report(sys.argv[1])\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert int(done.stdout) < 200 * 1024, "kilobytes"
+    page = (tmp_path / "report.html").read_text()
+    assert 100 < page.count('class="cell"') <= 24 * 24
+    assert len(page) < 500_000
+
+
+class Fake:
+    """A figure that somebody adds: a name, three functions, and its place in the list."""
+
+    NAME, CHAPTER, NOTE = "fake", "A chapter of its own", "How to read it."
+
+    @dataclass
+    class Numbers:
+        title: str
+
+    def numbers(self, collection: Collection) -> list[Numbers]:
+        return [self.Numbers(f"a drawing of {len(collection.runs)} runs")]
+
+    def caption(self, drawn: Numbers) -> str:
+        return "It shows nothing."
+
+    def draw(self, drawn: Numbers) -> Figure:
+        return new_figure(4, 3, drawn.title)
+
+
+def test_a_figure_that_is_added_to_the_list_is_on_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page_module, "FIGURES", [*FIGURES, Fake()])
+    run_folder(tmp_path / "run", [row(1)])
+    report, page = made(tmp_path)
+    for text in ("A chapter of its own", "How to read it.", "a drawing of 1 runs", "It shows nothing."):
+        assert text in page.text, text
+    assert {"fake-1.png", "fake-1.svg"} <= {path.name for path in report.files}
+
+
+def test_a_figure_that_cannot_be_drawn_is_a_problem_and_the_others_are_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Broken(Fake):
+        def draw(self, drawn: Fake.Numbers) -> Figure:
+            raise ZeroDivisionError("of all things")
+
+    monkeypatch.setattr(page_module, "FIGURES", [Broken(), *FIGURES])
+    run_folder(tmp_path / "run", [row(1)])
+    report, page = made(tmp_path)
+    assert [str(each) for each in report.problems] == [
+        "fake, a drawing of 1 runs: it cannot be drawn (ZeroDivisionError: of all things)."
+    ]
+    assert "of all things" in page.text
+    assert "learning-curves-1.png" in {path.name for path in report.files}
+
+
+def test_names_say_what_differs_and_never_a_folder(tmp_path: Path) -> None:
+    config = {"task": "digits", "optimizer": "avastep", "optimizer_options": {"decoupled_weight_decay": False}}
+    for folder, options, seeds in (("one", {}, 1), ("two", {"norm": 1}, 1), ("three", {}, 2), ("four", {}, 2)):
+        given = config | {"optimizer_options": {**config["optimizer_options"], **options}}  # type: ignore[dict-item]
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "config.json").write_text(json.dumps({"config": given, "about": {}}))
+        points = [(lr, eps, seed) for lr in (0.1, 1.0) for eps in (0.1, 1.0) for seed in range(seeds)]
+        records = [Record(lr, eps, seed, value=lr + eps) for lr, eps, seed in points]
+        write_records(tmp_path / folder / "records.jsonl", records)
+    _, page = made(tmp_path)
+    before = page.text.partition("lr x epstrials")[0]
+    for name in ("AvaStep, 1 seed", "AvaStep, norm=1", "AvaStep, 2 seeds (1)", "AvaStep, 2 seeds (2)"):
+        assert f"{name}: " in before, name
+    figures = before.partition("How the best lr moves with eps")[2]
+    assert not re.search("one/|two|three|four|decoupled", figures.replace("two lines", "").replace("Two lines", ""))

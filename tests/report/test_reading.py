@@ -2,6 +2,9 @@
 
 import itertools
 import json
+import os
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -11,8 +14,8 @@ from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.sweep import sweep
 from avagrad.lab.train import train
-from avagrad.report.groups import comparable_sweeps
-from avagrad.report.reading import collect, method_title, thinned_lines
+from avagrad.report.comparable import comparable_sweeps
+from avagrad.report.reading import Run, collect, method_title, thinned_lines
 from avagrad.tune.space import axis
 
 
@@ -108,3 +111,41 @@ def test_an_odd_config_still_has_a_title() -> None:
     assert method_title({"optimizer": ["x"], "optimizer_options": 3}) == "['x']"
     with pytest.raises(ValueError, match="does not exist, but must be a folder"):
         collect("/nowhere/at/all")
+
+
+def test_one_bad_file_never_takes_the_page_away(tmp_path: Path) -> None:
+    good = {"config": {"task": "digits", "optimizer": "sgd", "lr": 0.1}, "about": {}}
+    for name in ("good", "huge", "deep", "dangling", "zero", "folder"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "config.json").write_text(json.dumps(good))
+    (tmp_path / "huge" / "result.json").write_text('{"status": "finished", "test": {"error": 1' + 400 * "0" + "}}")
+    (tmp_path / "deep" / "metrics.jsonl").write_text(5000 * "[" + 5000 * "]" + '\n{"epoch": 1, "loss": 2}\n')
+    (tmp_path / "dangling" / "metrics.jsonl").symlink_to(tmp_path / "nowhere")
+    (tmp_path / "zero" / "result.json").symlink_to("/dev/zero")
+    (tmp_path / "folder" / "metrics.jsonl").mkdir()
+    for name in ("pipe.jsonl", "pipe.json", "pipe.journal"):
+        os.mkfifo(tmp_path / name)
+    (tmp_path / "zero.json").symlink_to("/dev/zero")
+    (tmp_path / "numbers.json").write_text('{"rows": [{"parameters": 1' + 5000 * "0" + "}]}")
+    (tmp_path / "mine.jsonl").write_text('{"lr": 0.1, "eps": 1, "value": 3}\n')
+    # In a process of its own: where a pipe or /dev/zero is read, it never ends.
+    script = (
+        f"from avagrad.report.page import write_report; print(*write_report({str(tmp_path)!r}).problems, sep='\\n')"
+    )
+    limited = f"import resource; resource.setrlimit(resource.RLIMIT_AS, (8 << 30, 8 << 30)); {script}"
+    done = subprocess.run([sys.executable, "-c", limited], capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    named = {line.partition(":")[0] for line in done.stdout.splitlines()}
+    assert named == {
+        "deep/metrics.jsonl", "dangling/metrics.jsonl", "zero/result.json", "numbers.json",
+        "pipe.jsonl", "pipe.json", "pipe.journal", "zero.json",
+    }  # fmt: skip
+    page = (tmp_path / "report.html").read_text()
+    assert "mine" in page
+    assert "SGD" in page
+
+
+def test_an_error_that_is_no_float_is_none(tmp_path: Path) -> None:
+    result = {"status": "finished", "test": {"error": 10**400}, "validation": {"error": 2}}
+    run = Run("a", {}, {}, (), 1, result)
+    assert (run.test, run.validation) == (None, 2.0)

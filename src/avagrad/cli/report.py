@@ -24,7 +24,7 @@ def report(
 ) -> None:
     """Write one page about everything in a folder: heat maps, curves, tables, runs with their settings.
 
-    The page needs no network. Its figures (PNG, SVG) and tables (Markdown, LaTeX, CSV) are written next to it.
+    The page needs no network. Its figures (PNG, SVG) and tables (Markdown, CSV) are written next to it.
     """
     from avagrad.report.page import write_report
     from avagrad.report.reading import collect

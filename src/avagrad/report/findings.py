@@ -1,35 +1,36 @@
 """What a folder's data say, in sentences; each number in them is read off the data."""
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
 
-from avagrad.report.curves import Start, figure_1, known_of
-from avagrad.report.groups import comparable_sweeps, direction_of, number
+from avagrad.report.comparable import Known, comparable_sweeps, known_of, unit_of
+from avagrad.report.figures.figure_1 import starts_of
+from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
-from avagrad.report.tables import Column, Entry, SweepRow, results, sweep_rows
+from avagrad.report.values import number
 from avagrad.tune.search import plan
-from avagrad.tune.separability import Separability, two_digits
-from avagrad.tune.space import Cell, shown
+from avagrad.tune.space import Cell, Space
 
 __all__ = ["findings", "six_lines"]
 
+Rows = Sequence[tuple[Sweep, Known]]
+
 
 def findings(collection: Collection) -> list[str]:
-    """Return a sentence or two for each thing that there is: the synthetic problem, maps, searches, comparisons.
+    """Return a sentence or two for each thing that there is: the synthetic problem, comparisons, maps, searches.
 
     >>> from avagrad.tune.records import Record
     >>> records = tuple(Record(lr, eps, value=lr / eps) for lr in (1, 10) for eps in (0.1, 1))
     >>> for line in findings(Collection("a", sweeps=(Sweep("a", "Mine", records, {}, {}, "minimize"),))):
     ...     print(line)
-    Mine, 2 x 2: the best lr is 1 at every eps (slope 0.00, at large eps unknown); it stays within one step of the best
-    cell's for eps from 0.1 to 1. Best: lr 1, eps 1: 1.
+    Mine, 2 x 2: The best lr does not move over eps from 0.1 to 1 (slope 0.00; unknown at large eps). It is ...
     """
+    rows = _rows(collection)
     return [
         *map(_synthetic, collection.synthetics),
-        *(told for _, told in _maps(collection.sweeps)),
-        *_searches(collection.sweeps),
         *map(_comparison, results(collection.runs)),
+        *(line for _, line in _maps(rows)),
+        *_searches(rows),
     ]
 
 
@@ -39,103 +40,72 @@ def six_lines(collection: Collection) -> list[str]:
     >>> six_lines(Collection("a"))[0], len(six_lines(Collection("a")))
     ('The synthetic problem: not there.', 6)
     """
-    maps = dict(_maps(collection.sweeps))
+    rows = _rows(collection)
+    maps = dict(_maps(rows))
     titles = ("Adam", "AvaGrad", "AvaStep, decoupled_weight_decay=False")
     return [
         next(map(_synthetic, collection.synthetics), "The synthetic problem: not there."),
         *(maps.get(title, f"The map of {title}: not there.") for title in titles),
-        next(_searches(collection.sweeps), "The search: not there."),
+        next(_searches(rows), "The search: not there."),
         " ".join(map(_comparison, results(collection.runs))) or "The comparison of the methods: not there.",
     ]
 
 
-# --- the synthetic problem ---
+def _rows(collection: Collection) -> Rows:
+    return [(sweep, known_of(sweep)) for sweep in collection.sweeps]
 
 
 def _synthetic(synthetic: Synthetic) -> str:
-    rows = [row for row in synthetic.rows if isinstance(row.get("w"), Mapping) and number(row.get("step")) is not None]
-    rows.sort(key=lambda row: row["step"])
-    # The last row of a method is the one that stays.
-    last = {(number(row.get("w1")), method_title({"optimizer": row.get("method")})): row for row in rows}
-    told = "; ".join(filter(None, (_ends(start, last) for start in figure_1(synthetic))))
-    length = f" after {rows[-1]['step']:,} steps" if rows else ""
-    return f"The synthetic problem, w{length}: {told or 'nothing was recorded'}."
+    last: dict[tuple[float | None, str], float] = {}  # where each method is at the last of its steps
+    most = 0.0
+    for row in sorted(synthetic.rows, key=lambda row: number(row.get("step")) or 0.0):
+        w = row["w"].get("mean") if isinstance(row.get("w"), dict) else None
+        if (step := number(row.get("step"))) is not None and (mean := number(w)) is not None:
+            last[number(row.get("w1")), method_title({"optimizer": row.get("method")})] = mean
+            most = max(most, step)
+    sentences = []
+    for start in starts_of(synthetic):
+        ends = [f"{line.title} at {last[key]:.3f}" for line in start.lines if (key := (start.w1, line.title)) in last]
+        best = "" if start.minimiser is None else f" (w* = {start.minimiser:.4f})"
+        sentences += [f"{start.title}{best} {', '.join(ends)}"] if ends else []
+    length = f" after {most:,.0f} steps" if last else ""
+    return f"The synthetic problem, w{length}: {'; '.join(sentences) or 'nothing was recorded'}."
 
 
-def _ends(start: Start, last: Mapping[tuple[float | None, str], Mapping[str, Any]]) -> str:
-    rows = {line.title: last[key] for line in start.lines if (key := (start.w1, line.title)) in last}
-    ends = {title: number(row["w"].get("mean")) for title, row in rows.items()}
-    told = ", ".join(f"{title} at {w:.3f}" for title, w in ends.items() if w is not None)
-    best = "" if start.minimiser is None else f" (w* = {start.minimiser:.4f})"
-    return f"{start.title}{best} {told}" if told else ""
+def _maps(rows: Rows) -> Iterator[tuple[str, str]]:
+    """Yield the titles of the whole grids, and a few sentences for each."""
+    for sweep, known in rows:
+        if known.parts is not None and known.space is not None:
+            best = f" Best: {_at(sweep, known, known.best)}." if known.best else ""
+            yield sweep.title, f"{_of(sweep)}, {' x '.join(map(str, known.space.shape))}: {known.parts.summary()}{best}"
 
 
-# --- maps ---
-
-
-def _maps(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str]]:
-    """Yield the titles of the whole grids, and what each of them says."""
-    for sweep, row in zip(sweeps, sweep_rows(sweeps), strict=True):
-        if row.parts is not None:
-            yield sweep.title, f"{_of(sweep)}, {' x '.join(map(str, row.axes))}: {_ridge(row, row.parts)}"
-
-
-def _ridge(row: SweepRow, parts: Separability) -> str:
-    there = [(eps, lr) for eps, lr in parts.ridge if lr is not None]
-    if parts.best is None or parts.stays is None or not there:
-        return "all diverged."
-    lrs = [lr for _, lr in there]
-    if min(lrs) == max(lrs):
-        where = f"is {shown(lrs[0])} at every eps"
-    else:
-        first, last = (f"{shown(lr)} at eps {shown(eps)}" for eps, lr in (there[0], there[-1]))
-        where = f"goes from {first} to {last}"
-        if {min(lrs), max(lrs)} != {lrs[0], lrs[-1]}:
-            where += f", between {shown(min(lrs))} and {shown(max(lrs))}"
-    slopes = f"slope {two_digits(parts.slope)}, at large eps {two_digits(parts.slope_at_large_eps)}"
-    return (
-        f"the best lr {where} ({slopes}); it stays within one step of the best cell's for eps from "
-        f"{shown(parts.stays[0])} to {shown(parts.stays[1])}. Best: {_at(parts.best, row.value, row.unit)}."
-    )
-
-
-# --- searches ---
-
-
-def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
-    """Tell what each search found, beside the best of the grid that was run in the same way, where there is one."""
-    rows = list(zip(sweeps, sweep_rows(sweeps), strict=True))
-    for sweep, row in rows:
-        if row.parts is not None or min(row.axes) < 2:
+def _searches(rows: Rows) -> Iterator[str]:
+    """Yield what each search found, beside the best of the grid that was run in the same way, if there is one."""
+    for sweep, known in rows:
+        if known.space is None or known.parts is not None or min(known.space.shape) < 2:
             continue
-        told = f"The search for {_of(sweep)}: {row.trials} trials{_found(sweep, row)}"
-        grids = (other for grid, other in rows if other.parts is not None and _same(grid, sweep))
-        if (grid := next(grids, None)) is not None and grid.best is not None:
-            told += f"; the best of the grid's {grid.trials} is {_at(grid.best, grid.value, grid.unit)}"
-        yield f"{told}."
+        line = f"The search for {_of(sweep)}: {len(known.cells)} trials{_found(sweep, known, known.space)}"
+        for grid, whole in rows:
+            alike = whole.best is not None and grid.title == sweep.title
+            if alike and whole.parts is not None and len(comparable_sweeps([grid, sweep])) == 1:
+                line += f"; the best of the grid's {len(whole.cells)} is {_at(grid, whole, whole.best)}"
+                break
+        yield f"{line}."
 
 
-def _found(sweep: Sweep, row: SweepRow) -> str:
-    known = known_of(sweep)
-    if row.best is None or known.space is None:
+def _found(sweep: Sweep, known: Known, space: Space) -> str:
+    if known.best is None:
         return " of which all diverged"
-    search = plan("separable", known.space, known.cells, start=known.space.start())
+    search = plan("separable", space, known.cells, start=space.start())
     if not search.done or search.pick is None:
-        return f", the best of them {_at(row.best, row.value, row.unit)}"
-    sign = -1.0 if direction_of(sweep) == "maximize" else 1.0
+        return f", the best of them {_at(sweep, known, known.best)}"
     rings = "the first ring confirmed it" if search.rings == 1 else f"after {search.rings} rings"
-    return f" found {_at(search.pick, sign * known.cells[search.pick].loss, row.unit)} ({rings})"
-
-
-def _same(one: Sweep, other: Sweep) -> bool:
-    return one.title == other.title and len(comparable_sweeps([one, other])) == 1
-
-
-# --- comparisons ---
+    return f" found {_at(sweep, known, search.pick)} ({rings})"
 
 
 def _comparison(column: Column) -> str:
-    """Tell which method has the least test error, which comes next and which last."""
+    """Say which method has the least test error, which comes next and which last."""
     there = {title: entry for title, entry in column.entries.items() if entry.mean is not None}
     gone = [title for title in column.entries if title not in there]
     missing = f"; without a result, or diverged: {', '.join(gone)}" if gone else ""
@@ -144,10 +114,10 @@ def _comparison(column: Column) -> str:
     if not groups:
         return f"{column.heading}: no method has a result{missing}."
     best, *others = (f"{' and '.join(_entry(*item) for item in same)}" for same in groups)
-    told = f"least {best}"
-    if others:
-        told += f", next {others[0]}" + (f", most {others[-1]}" if others[1:] else "")
-    return f"{column.heading}, mean (sd): {told}, of {len(column.entries)} methods{missing}."
+    more = [f"next {others[0]}"] if others else []
+    more += [f"most {others[-1]}"] if others[1:] else []
+    order = ", ".join([f"least {best}", *more])
+    return f"{column.heading}, mean (sd): {order}, of {len(column.entries)} methods{missing}."
 
 
 def _entry(title: str, entry: Entry) -> str:
@@ -155,12 +125,9 @@ def _entry(title: str, entry: Entry) -> str:
     return f"{title} {entry.mean:.4g} ({deviation})"
 
 
-# --- words ---
-
-
 def _of(sweep: Sweep) -> str:
     return f"{sweep.title} on {sweep.task}" if sweep.task else sweep.title
 
 
-def _at(cell: Cell, value: float | None, unit: str) -> str:
-    return str(cell) if value is None else f"{cell}: {value:.3g}{' ' if unit else ''}{unit}"
+def _at(sweep: Sweep, known: Known, cell: Cell | None) -> str:
+    return f"{cell}: {known.value(cell):.3g} {unit_of(sweep.task)}".rstrip() if cell else ""

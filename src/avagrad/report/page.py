@@ -1,47 +1,50 @@
-"""One page that holds all that a folder has to show: a single HTML file that needs no network.
+"""One page about a folder: a single HTML file that needs no network.
 
 >>> import tempfile
 >>> with tempfile.TemporaryDirectory() as place:
 ...     _ = Path(place, "mine.jsonl").write_text('{"lr": 0.1, "eps": 1, "value": 3}' + chr(10))
 ...     report = write_report(place)
-...     report.page.name, "mine.jsonl" in report.page.read_text()
+...     report.page.name, "mine" in report.page.read_text()
 ('report.html', True)
 
-What a record holds is text, whoever wrote it: it is escaped, and the page runs no script but its own.
+All text from records is escaped, and the page runs no script but its own.
 """
 
 import base64
 import hashlib
 import html
+import itertools
 import json
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote
 
 from avagrad import __version__
 from avagrad.files import write_atomic
-from avagrad.report.contents import Contents, Panel, Picture, contents
-from avagrad.report.figures import LOOKS, rendered
+from avagrad.report.comparable import task_name
+from avagrad.report.drawing import FAINT, INK, PAPER, rendered
+from avagrad.report.figures import FIGURES, FigureModule
+from avagrad.report.findings import findings
 from avagrad.report.reading import OUTPUT, Collection, Problem, Run, Sweep, collect
-from avagrad.report.tables import Table
+from avagrad.report.table import Table
+from avagrad.report.values import rounded
 
 __all__ = ["Report", "inline_svg", "write_report"]
 
+T = TypeVar("T")
+
 PAGE = "report.html"
-# The page is to be less than 5 MB: drawings up to this many bytes stand in it, then pictures, then links; settings up
-# to so many more.
-_DRAWINGS, _PICTURES, _SETTINGS = 3_000_000, 4_000_000, 600_000
-_LISTED = 500  # runs, and problems
-_OURS = re.compile(r"(heat-maps|budgets|learning-curves|figure-1|step-times)-[a-z0-9-]+\.(png|svg)")
-_COLOURS = {
-    LOOKS["light"]["paper"]: "none",
-    **{LOOKS["light"][name]: f"var(--{name})" for name in ("ink", "faint")},
-}
+# The page is to be less than 5 MB: so many bytes of drawings, then of pictures, then links; and so many of settings.
+_DRAWINGS, _PICTURES, _SETTINGS = 3_700_000, 4_000_000, 500_000
+_LISTED = 2000  # runs, sweeps and problems
+_FINDINGS = 6  # that are shown before the others are folded away
+_COLOURS = {PAPER: "none", INK: "var(--ink)", FAINT: "var(--faint)"}
 
 
 @dataclass(frozen=True)
@@ -56,14 +59,14 @@ class Report:
     findings: tuple[str, ...]
     beside: Path  # the folder of
     files: tuple[Path, ...]
-    problems: tuple[Problem, ...] = ()  # what could not be read
+    problems: tuple[Problem, ...] = ()  # what could not be read or drawn
 
 
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Report:
     """Write the page of a folder, and its figures and tables into a folder beside it.
 
-    ``out`` is the page's file, ``report.html`` in the folder by default. Whatever the folder holds that cannot be read
-    is named at the end of the page.
+    ``out`` is the page's file, ``report.html`` in the folder by default. What cannot be read or drawn is listed at the
+    end of the page.
 
     >>> write_report("nowhere")
     Traceback (most recent call last):
@@ -78,41 +81,75 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     try:
         beside.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise OSError(
-            f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
-        ) from error
-    content = contents(collection)
-    made = dict(_files(content))
+        why = f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
+        raise OSError(why) from error
+    problems: list[Problem] = []
+    parts = list(_parts(collection, problems))
+    made = {name: content for part in parts for name, content in part.files.items()}
+    ours = re.compile(rf"({'|'.join(figure.NAME for figure in FIGURES)})(-[a-z0-9-]+)?\.(png|svg|md|csv)")
     for name in os.listdir(beside):  # of an earlier page
-        if name not in made and _OURS.fullmatch(name):
+        if name not in made and ours.fullmatch(name):
             (beside / name).unlink()
     for name, held in made.items():
         write_atomic(beside / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
+    lines = tuple(_try("findings", problems, partial(findings, collection)) or ())
+    collection = replace(collection, problems=(*collection.problems, *problems))
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
-    text = _Page(collection, content, made, to_files, Path(beside.name)).text()
+    text = _Page(collection, parts, lines, to_files, Path(beside.name)).text()
     write_atomic(page, lambda file: file.write(text.encode()))
-    files_made = tuple(beside / name for name in made)
-    return Report(page, content.findings, beside, files_made, collection.problems)
+    return Report(page, lines, beside, tuple(beside / name for name in made), collection.problems)
 
 
-def _files(content: Contents) -> Iterator[tuple[str, bytes]]:
-    """Make the files beside the page, by their names."""
-    for picture in content.pictures:
-        figure = picture.draw()
-        for kind in ("png", "svg"):
-            yield f"{picture.name}.{kind}", rendered(figure, kind)
-    for name, table in content.tables:
-        for kind, text in (("md", table.markdown()), ("tex", table.latex()), ("csv", table.csv())):
-            yield f"{name}.{kind}", text.encode("utf-8", "replace")
+@dataclass(frozen=True)
+class _Part:
+    """A figure or a table, drawn."""
+
+    figure: FigureModule
+    title: str
+    caption: str
+    name: str
+    table: Table | None
+    files: Mapping[str, bytes]
+    hover: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    origins: Sequence[Run | Sweep] = ()
+
+
+def _parts(collection: Collection, problems: list[Problem]) -> Iterator[_Part]:
+    """Draw all figures. One that cannot be drawn becomes a problem, so that the others are on the page."""
+    for figure in FIGURES:
+        found = _try(figure.NAME, problems, partial(figure.numbers, collection)) or ()
+        for place, numbers in enumerate(found, 1):
+            part = _try(f"{figure.NAME}, {numbers.title}", problems, partial(_part, figure, numbers, place))
+            if part is not None:
+                yield part
+
+
+def _try(what: str, problems: list[Problem], work: Callable[[], T]) -> T | None:
+    try:
+        return work()
+    except Exception as error:
+        problems.append(Problem(what, f"it cannot be drawn ({type(error).__name__}: {error})."))
+        return None
+
+
+def _part(figure: FigureModule, numbers: Any, place: int) -> _Part:
+    drawn, caption = figure.draw(numbers), figure.caption(numbers)
+    if isinstance(drawn, Table):
+        texts = {"md": drawn.markdown(), "csv": drawn.csv()}
+        made = {f"{figure.NAME}.{kind}": text.encode("utf-8", "replace") for kind, text in texts.items()}
+        return _Part(figure, numbers.title, caption, figure.NAME, drawn, made, origins=getattr(numbers, "origins", ()))
+    name = f"{figure.NAME}-{place}"
+    made = {f"{name}.{kind}": rendered(drawn, kind) for kind in ("png", "svg")}
+    return _Part(figure, numbers.title, caption, name, None, made, getattr(numbers, "hover", {}))
 
 
 class _Page:
     """Puts the page together."""
 
     def __init__(
-        self, collection: Collection, content: Contents, made: Mapping[str, bytes], to_files: Path, beside: Path
+        self, collection: Collection, parts: Sequence[_Part], lines: Sequence[str], to_files: Path, beside: Path
     ) -> None:
-        self.collection, self.content, self.made = collection, content, made
+        self.collection, self.parts, self.lines = collection, parts, lines
         self.to_files, self.beside = to_files, beside
         self.size = 0  # of the drawings so far
         self.drawings = 0
@@ -131,141 +168,147 @@ class _Page:
         template = (source / "page.html").read_text(encoding="utf-8")
         return re.sub("@([A-Z_]+)@", lambda found: parts[found[1]], template)
 
-    def sections(self) -> Iterable[str]:
-        held, content = self.collection, self.content
+    def sections(self) -> Iterator[str]:
+        held = self.collection
         yield f"<h1>{_text(held.folder)}</h1>"
         yield f'<p class="quiet">{_text(held.summary())}. avagrad {_text(__version__)}.</p>'
-        if held.is_empty:
+        if not (held.runs or held.sweeps or held.synthetics or held.step_times):
             yield "<p>There is nothing to show here yet: no runs, no records of lr and eps, no measurements.</p>"
-        if content.findings:
-            yield f'<ul class="findings">{"".join(f"<li>{_text(line)}</li>" for line in content.findings)}</ul>'
-        for chapter in content.chapters:
-            yield f"<h2>{_text(chapter.title)}</h2>"
-            if chapter.note:
-                yield f"<p>{_text(chapter.note)}</p>"
-            for part in chapter.parts:
-                yield self.picture(part) if isinstance(part, Picture) else self.table(*part)
-        if held.runs:
-            yield from self.runs(held.runs)
-        if held.sweeps:
-            yield from self.sweeps(held.sweeps)
+        yield from self.findings()
+        for chapter, parts in itertools.groupby(self.parts, lambda part: part.figure.CHAPTER):
+            yield f"<h2>{_text(chapter)}</h2>"
+            for figure, same in itertools.groupby(parts, lambda part: part.figure):
+                if figure.NOTE:
+                    yield f"<p>{_text(figure.NOTE)}</p>"
+                for title, group in itertools.groupby(same, lambda part: part.title):
+                    yield self.group(title, list(group))
+        yield from self.runs()
         if held.problems:
-            yield "<h2>What could not be read</h2>"
+            yield "<h2>What could not be read or drawn</h2>"
             yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in held.problems[:_LISTED])}</ul>"
-            yield self.more(held.problems)
+            yield _more(held.problems)
 
-    # --- figures ---
+    def findings(self) -> Iterator[str]:
+        items = [f"<li>{_text(line)}</li>" for line in self.lines]
+        first, rest = (f'<ul class="findings">{"".join(part)}</ul>' for part in (items[:_FINDINGS], items[_FINDINGS:]))
+        more = len(items) - _FINDINGS
+        yield first if items else ""
+        yield f"<details><summary>{more} more findings</summary>{rest}</details>" if more > 0 else ""
 
-    def picture(self, picture: Picture) -> str:
-        # A chart by itself may be wider than a phone, and is moved with a finger; a map is to be seen as a whole.
-        kind = "wide" if len(picture.panels) == 1 and not picture.panels[0].hover else "map"
-        panels = "".join(
-            f'<figure><div class="{kind}">{self.drawing(picture, panel)}</div>'
-            f"<figcaption>{_text(panel.caption)}</figcaption></figure>"
-            for panel in picture.panels
+    def group(self, title: str, parts: Sequence[_Part]) -> str:
+        """Return the figures of one title side by side, or a table."""
+        heading = f"<h3>{_text(title)}</h3>" if title else ""
+        tables = [self.table(part, part.table) for part in parts if part.table is not None]
+        panels = [self.panel(part) for part in parts if part.table is None]
+        kind = "panels maps" if any(part.hover for part in parts) else "panels"
+        return heading + "".join(tables) + (f'<div class="{kind}">{"".join(panels)}</div>' if panels else "")
+
+    def panel(self, part: _Part) -> str:
+        kind = "map" if part.hover else "wide"
+        return (
+            f'<figure><div class="{kind}">{self.drawing(part)}</div>'
+            f"<figcaption>{_text(part.caption)} {self.links(part)}</figcaption></figure>"
         )
-        links = ", ".join(self.link(self.beside / f"{picture.name}.{kind}", kind.upper()) for kind in ("png", "svg"))
-        one = " one" if len(picture.panels) == 1 else ""
-        return f'<h3>{_text(picture.title)}</h3><div class="panels{one}">{panels}</div><p class="quiet">{links}</p>'
 
-    def drawing(self, picture: Picture, panel: Panel) -> str:
-        """Return a panel as a drawing, or as a picture without hover values where the page becomes too large."""
+    def links(self, part: _Part) -> str:
+        links = (self.link(self.beside / name, name.rpartition(".")[2].upper()) for name in part.files)
+        return f'<span class="quiet">{", ".join(links)}</span>'
 
-        def file(kind: str) -> bytes:
-            return self.made[f"{picture.name}.{kind}"] if panel.draw is None else rendered(panel.draw(), kind)
-
-        if self.size < _DRAWINGS:
-            self.drawings += 1
-            drawn = inline_svg(file("svg").decode(), f"d{self.drawings}", panel.hover)
-        elif self.size < _PICTURES:
-            drawn = f'<img alt="" src="data:image/png;base64,{base64.b64encode(file("png")).decode()}">'
-        else:
-            return (
-                f"<p>The page is large already: see {self.link(self.beside / f'{picture.name}.png', 'the file')}.</p>"
-            )
+    def drawing(self, part: _Part) -> str:
+        """Return a drawing, or a picture without hover values once the page is large, or a link."""
+        self.drawings += 1
+        drawn = inline_svg(part.files[f"{part.name}.svg"].decode(), f"d{self.drawings}", part.hover)
+        if self.size + len(drawn) > _DRAWINGS:
+            picture = base64.b64encode(part.files[f"{part.name}.png"]).decode()
+            drawn = f'<img alt="" src="data:image/png;base64,{picture}">'
+        if self.size + len(drawn) > _PICTURES:
+            return f"<p>The page is large already: see {self.link(self.beside / f'{part.name}.png', 'the file')}.</p>"
         self.size += len(drawn)
         return drawn
 
-    # --- tables ---
+    def table(self, part: _Part, table: Table) -> str:
+        rows = [[f"<b>{_text(cell.text)}</b>" if cell.bold else _text(cell.text) for cell in row] for row in table.rows]
+        columns = (*table.columns, *(("files", "settings") if part.origins else ()))
+        for row, thing in zip(rows, part.origins, strict=False):
+            row += self.origin(thing)
+        shown = _table(columns, rows[:_LISTED], filters=bool(part.origins))
+        return f"{shown}{_more(rows)}<p>{_text(part.caption)} {self.links(part)}</p>"
 
-    def table(self, name: str, table: Table) -> str:
-        links = ", ".join(self.link(self.beside / f"{name}.{kind}", kind) for kind in ("md", "tex", "csv"))
-        return f"{_table(table)}<p>{_text(table.caption)}</p><p class='quiet'>{links}</p>"
+    def runs(self) -> Iterator[str]:
+        columns = ("task", "method", "lr", "eps", "seed", "status", "validation", "test", "files", "settings")
+        rows = []
+        for run in self.collection.runs[:_LISTED]:
+            tuned = ["" if run.config.get(name) is None else run.config[name] for name in ("lr", "eps", "seed")]
+            cells = [task_name(run.config), run.title, *tuned, run.status, rounded(run.validation), rounded(run.test)]
+            rows.append([*map(_text, cells), *self.origin(run)])
+        if rows:
+            yield f"<h2>Runs ({len(self.collection.runs)})</h2>{_table(columns, rows, filters=True)}"
+            yield _more(self.collection.runs)
 
-    def runs(self, runs: Sequence[Run]) -> Iterable[str]:
-        yield f"<h2>Runs ({len(runs)})</h2>"
-        for run in runs[:_LISTED]:
-            errors = [f"{name} {value:.4g}" for name, value in (("validation", run.validation), ("test", run.test))
-                      if value is not None]  # fmt: skip
-            where = [f"{name} {run.config[name]}" for name in ("lr", "eps") if run.config.get(name) is not None]
-            line = ", ".join([f"{run.task}, {run.title}", *where, f"seed {run.seed}", run.status, *errors])
-            yield self.details(run.place, line, {"config": run.config, "about": run.about, "result": run.result})
-        yield self.more(runs)
-
-    def sweeps(self, sweeps: Sequence[Sweep]) -> Iterable[str]:
-        yield f"<h2>Records over lr and eps ({len(sweeps)})</h2>"
-        for sweep in sweeps[:_LISTED]:
-            config = {key: value for key, value in sweep.config.items() if key != "points"}
-            line = f"{sweep.title}: {len(sweep.records)} records"
-            yield self.details(sweep.place, line, {"config": config, "about": sweep.about})
-        yield self.more(sweeps)
-
-    def more(self, things: Sequence[object]) -> str:
-        return f"<p>And {len(things) - _LISTED} more.</p>" if len(things) > _LISTED else ""
-
-    def details(self, place: str, line: str, content: Mapping[str, Any]) -> str:
-        """Return a line that opens to show settings; where there have been many of those, it leads to the files."""
-        held = {key: value for key, value in content.items() if value}
+    def origin(self, thing: Run | Sweep) -> tuple[str, str]:
+        """Return a link to the files, and the settings, folded; once there are many settings, the link alone."""
+        held = {
+            name: value for name in ("config", "search", "result", "about") if (value := getattr(thing, name, None))
+        }
+        if "points" in held.get("config", {}):
+            held["config"] = {key: value for key, value in held["config"].items() if key != "points"}
         shown = _text(json.dumps(held, indent=1, default=str)[:20_000])
         self.settings += len(shown)
-        settings = f"<pre>{shown}</pre>" if self.settings < _SETTINGS else ""
-        link = self.link(self.to_files / place, "raw data")
-        return f"<details><summary>{_text(place)}: {_text(line)}</summary>{link}{settings}</details>"
+        settings = f"<details><summary>show</summary><pre>{shown}</pre></details>" if self.settings < _SETTINGS else ""
+        return self.link(self.to_files / thing.place, thing.place), settings
 
     def link(self, to: Path, text: str) -> str:
         return f'<a href="{html.escape(quote(to.as_posix().encode("utf-8", "surrogateescape")))}">{_text(text)}</a>'
 
 
-def inline_svg(svg: str, prefix: str, hover: Mapping[str, str]) -> str:
-    r"""Return an SVG as a part of a page: in the page's colours, small, its ids its own, its cells with what they hold.
+def inline_svg(svg: str, prefix: str, hover: Mapping[str, Sequence[str]]) -> str:
+    r"""Return an SVG as a part of a page: in the page's colours, small, its ids its own.
+
+    ``hover`` has texts for the shapes of a group, by its id, in their order.
 
     >>> svg = '<?xml?><svg width="9pt"><g id="a"><path d="M 1.23 2" style="fill: #1a1a1a"/></g><text>1.23</text></svg>'
-    >>> print(inline_svg(svg, "p", {"a": "<1>"}).replace("><", ">\n<"))
-    <svg role="img">
-    <g class="cell" data-told="&lt;1&gt;">
-    <path d="M 1.2 2" style="fill: var(--ink)"/>
+    >>> print(inline_svg(svg, "p", {"a": ["<1>"]}).replace("><", ">\n<"))
+    <svg role="img" style="--width: 9px">
+    <g id="p-a">
+    <path class="cell" data-text="&lt;1&gt;" d="M 1.2 2" style="fill: var(--ink)"/>
     </g>
     <text>1.23</text>
     </svg>
     """
     svg = svg[svg.index("<svg") :].strip()
     svg = re.sub(r"<metadata>.*?</metadata>|<!--.*?-->", "", svg, flags=re.S)
-    svg = re.sub(r'(<svg[^>]*?) width="[^"]*"( height="[^"]*")?', r'\1 role="img"', svg, count=1)
+    # Where a page is narrow, a drawing with small text is as wide as it was drawn, and is moved with a finger.
+    size = r'(<svg[^>]*?) width="([\d.]*)pt"( height="[^"]*")?'
+    svg = re.sub(size, r'\1 role="img" style="--width: \2px"', svg, count=1)
     # In tags alone: a text may hold a number, too.
     svg = re.sub("<[^>]*>", lambda tag: re.sub(r"font-family: [^;\"]*;? ?|(?<=\d\.\d)\d+", "", tag[0]), svg)
     svg = re.sub(r"\s+", " ", svg).replace("> <", "><").replace(' "', '"')
-    svg = re.sub(r'(xlink:href="#|url\(#)', rf"\1{prefix}-", svg)
-
-    def named(found: re.Match[str]) -> str:
-        told = hover.get(found[1])
-        return f'id="{prefix}-{found[1]}"' if told is None else f'class="cell" data-told="{_text(told)}"'
-
-    svg = re.sub(r'\bid="([^"]*)"', named, svg)
+    corners = r'"M (\S+) (\S+) L (\S+) \2 L \3 (\S+) L \1 \4 z"'  # of a rectangle
+    svg = re.sub(corners, r'"M\1 \2H\3V\4H\1z"', svg)
+    for group, texts in hover.items():
+        before, start, rest = svg.partition(f'<g id="{group}">')
+        shapes, end, after = rest.partition("</g>")
+        marks = iter([f'<path class="cell" data-text="{_text(text)}" ' for text in texts])
+        svg = before + start + re.sub("<path ", lambda _, marks=marks: next(marks), shapes) + end + after  # type: ignore[misc]
+    svg = re.sub(r'(\bid="|xlink:href="#|url\(#)', rf"\1{prefix}-", svg)
     return re.sub("|".join(_COLOURS), lambda found: _COLOURS[found[0]], svg)
 
 
-def _table(table: Table) -> str:
-    def cell(content: Any) -> str:
-        return f"<td>{f'<b>{_text(content.text)}</b>' if content.bold else _text(content.text)}</td>"
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]], filters: bool = False) -> str:
+    """Return a table whose columns can be sorted, from cells that are HTML already; ``filters`` adds a field."""
+    box = '<input type="search" placeholder="filter by words" aria-label="filter the rows">' if filters else ""
+    head = "".join(f'<th tabindex="0">{_text(column)}</th>' for column in columns)
+    body = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row)}</tr>" for row in rows)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return f'<div class="rows">{box}<div class="wide">{table}</div></div>'
 
-    head = "".join(f"<th>{_text(column)}</th>" for column in table.columns)
-    rows = "".join(f"<tr>{''.join(map(cell, row))}</tr>" for row in table.rows)
-    return f'<div class="wide"><table><thead><tr>{head}</tr></thead><tbody>{rows}</tbody></table></div>'
+
+def _more(things: Sequence[object]) -> str:
+    return f"<p>And {len(things) - _LISTED} more.</p>" if len(things) > _LISTED else ""
 
 
 def _text(value: object) -> str:
-    """Return a text as HTML can hold it, whatever is in it."""
+    """Return a text as HTML can hold it."""
     plain = str(value).encode("utf-8", "replace").decode()
-    return html.escape(
-        "".join(char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
-    )
+    shown = (char if char.isprintable() or char == "\n" else "\N{REPLACEMENT CHARACTER}" for char in plain)
+    return html.escape("".join(shown))

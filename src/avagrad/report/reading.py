@@ -1,40 +1,36 @@
 """What a folder holds: runs, records of sweeps over lr and eps, the synthetic problem, step times.
 
-Whatever cannot be read is named among the problems, and never stops anything. Nothing is written.
+Only regular files are read. What cannot be read is listed as a problem, and the rest is read all the same. Nothing is
+written.
 """
 
 import json
 import os
 import shutil
+import stat
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
+from avagrad.report.values import number
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import NAMES
 
-__all__ = [
-    "Collection",
-    "Problem",
-    "Run",
-    "StepTimes",
-    "Sweep",
-    "Synthetic",
-    "collect",
-    "method_title",
-    "thinned_lines",
-]
+__all__ = ["Collection", "Run", "Sweep", "collect", "method_title"]
+
+T = TypeVar("T")
 
 OUTPUT = "report-files"  # beside the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
-_ALL = 10**9
+_UNREADABLE: Any = object()
 _NAMED = 5  # bad lines of a file that are named one by one
 # What a method does by default says nothing about it.
 _USUAL = {"betas", "momentum"}
@@ -42,11 +38,7 @@ _USUAL = {"betas", "momentum"}
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be read, or a part of it, and why.
-
-    >>> str(Problem("a/config.json", "it is empty"))
-    'a/config.json: it is empty'
-    """
+    """A file that could not be read, or a part of it, and why."""
 
     place: str
     why: str
@@ -77,11 +69,6 @@ class Run:
         return str(self.config.get("task", ""))
 
     @property
-    def optimizer(self) -> str:
-        """The method's name."""
-        return str(self.config.get("optimizer", ""))
-
-    @property
     def title(self) -> str:
         """The method's title, with the options that it does not usually have."""
         return method_title(self.config)
@@ -100,12 +87,12 @@ class Run:
     @property
     def validation(self) -> float | None:
         """The validation error at the end."""
-        return _number_in(self.result, "validation", "error")
+        return _error_in(self.result, "validation")
 
     @property
     def test(self) -> float | None:
         """The test error at the end."""
-        return _number_in(self.result, "test", "error")
+        return _error_in(self.result, "test")
 
 
 @dataclass(frozen=True)
@@ -123,6 +110,7 @@ class Sweep:
     config: Mapping[str, Any]
     about: Mapping[str, Any]
     direction: str
+    search: Mapping[str, Any] = field(default_factory=dict)  # its axes, start and options, if a search made it
 
     @property
     def task(self) -> str:
@@ -151,11 +139,7 @@ class Sweep:
 
 @dataclass(frozen=True)
 class Synthetic:
-    """A run of the problem of Theorem 1: its rows are those of :meth:`avagrad.lab.tasks.synthetic.Curve.rows`.
-
-    >>> Synthetic("a", {}, {}, ({"w1": 0.0, "method": "adam", "step": 1},)).rows[0]["method"]
-    'adam'
-    """
+    """A run of the problem of Theorem 1: its rows are those of :meth:`avagrad.lab.tasks.synthetic.Curve.rows`."""
 
     place: str
     config: Mapping[str, Any]
@@ -165,11 +149,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What ``avagrad bench step --json`` wrote.
-
-    >>> StepTimes("a.json", {"device": "CPU"}, ()).about["device"]
-    'CPU'
-    """
+    """What ``avagrad bench step --json`` wrote."""
 
     place: str
     about: Mapping[str, Any]
@@ -180,8 +160,8 @@ class StepTimes:
 class Collection:
     """All that a folder holds.
 
-    >>> Collection("runs").is_empty
-    True
+    >>> Collection("runs").summary()
+    'nothing'
     """
 
     folder: str
@@ -189,27 +169,19 @@ class Collection:
     sweeps: tuple[Sweep, ...] = ()
     synthetics: tuple[Synthetic, ...] = ()
     step_times: tuple[StepTimes, ...] = ()
-    problems: tuple[Problem, ...] = field(default=())
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether there is nothing to show."""
-        return not (self.runs or self.sweeps or self.synthetics or self.step_times)
+    problems: tuple[Problem, ...] = ()
 
     def summary(self) -> str:
-        """Return how much there is of each kind.
-
-        >>> Collection("runs", problems=(Problem("a", "is empty"),)).summary()
-        '1 thing that could not be read'
-        """
-        counts = [
-            (len(self.runs), "run", "runs"),
-            (len(self.sweeps), "sweep over lr and eps", "sweeps over lr and eps"),
-            (len(self.synthetics), "run of the synthetic problem", "runs of the synthetic problem"),
-            (len(self.step_times), "table of step times", "tables of step times"),
-            (len(self.problems), "thing that could not be read", "things that could not be read"),
-        ]
-        return ", ".join(f"{n} {one if n == 1 else many}" for n, one, many in counts if n) or "nothing"
+        """Return how much there is of each kind."""
+        kinds = (
+            (self.runs, "run{}"),
+            (self.sweeps, "sweep{} over lr and eps"),
+            (self.synthetics, "run{} of the synthetic problem"),
+            (self.step_times, "table{} of step times"),
+            (self.problems, "problem{}"),
+        )
+        counts = (f"{len(found)} {name.format('s' * (len(found) != 1))}" for found, name in kinds if found)
+        return ", ".join(counts) or "nothing"
 
 
 def method_title(config: Mapping[str, Any]) -> str:
@@ -224,12 +196,12 @@ def method_title(config: Mapping[str, Any]) -> str:
     title = METHODS[name].title if name in METHODS else name
     usual = {key: value.value for key, value in METHODS[name].defaults.items()} if name in METHODS else {}
     options = config.get("optimizer_options")
-    told = [
+    shown = [
         key if value is True else f"{key}={value}"
         for key, value in sorted(options.items() if isinstance(options, Mapping) else ())
         if key not in _USUAL and usual.get(key) != value
     ]
-    return ", ".join([title, *told]) if title else ""
+    return ", ".join([title, *shown]) if title else ""
 
 
 def collect(folder: str | os.PathLike[str]) -> Collection:
@@ -259,13 +231,6 @@ def thinned_lines(path: Path, most: int = _ROWS) -> tuple[list[tuple[int, bytes]
     r"""Return lines of a file with their numbers, and that every so many of them is there; the last one always is.
 
     At most about ``most`` lines are kept, however many there are, and no other is looked into.
-
-    >>> import tempfile
-    >>> with tempfile.NamedTemporaryFile() as file:
-    ...     _ = file.write(b"a\nb\nc\nd\ne\nf\n")
-    ...     file.flush()
-    ...     thinned_lines(Path(file.name), most=2)
-    ([(1, b'a\n'), (5, b'e\n'), (6, b'f\n')], 4)
     """
     kept: list[tuple[int, bytes]] = []
     every, last = 1, None
@@ -282,7 +247,7 @@ def thinned_lines(path: Path, most: int = _ROWS) -> tuple[list[tuple[int, bytes]
 
 
 def _walked(root: Path) -> Iterator[tuple[Path, list[str]]]:
-    """Go through the folders, in the order of their names, and past those that are parts of what is above them."""
+    """Yield the folders in the order of their names, without those that are parts of the one above."""
     for place, folders, names in os.walk(root):
         is_study = any(name.endswith(".journal") for name in names)
         parts = {"runs", "ensembles"} if is_study else set()
@@ -297,7 +262,7 @@ class _Reader:
 
     def __init__(self, root: Path) -> None:
         self.root = root
-        self.found: dict[str, list[Any]] = {"runs": [], "sweeps": [], "synthetics": [], "step_times": []}
+        self.found: dict[str, list[Any]] = defaultdict(list)
         self.problems: list[Problem] = []
 
     def collection(self) -> Collection:
@@ -315,7 +280,7 @@ class _Reader:
             elif name.endswith(".jsonl"):
                 if records := self._records(path):
                     config = {"optimizer": path.stem} if path.stem in METHODS else {}
-                    self._keep("sweeps", Sweep(self._name(path), path.stem, records, config, {}, "minimize"))
+                    self.found["sweeps"].append(Sweep(self._name(path), path.stem, records, config, {}, "minimize"))
             elif name.endswith(".json"):
                 self._read_step_times(path)
 
@@ -331,40 +296,40 @@ class _Reader:
         own = self._name(place), config, about
         if config.get("task") == "synthetic":
             if _CURVES in names:
-                self._keep("synthetics", Synthetic(*own, self._rows(place / _CURVES, None)[0]))
+                self.found["synthetics"].append(Synthetic(*own, self._rows(place / _CURVES, 10**9)[0]))
             else:
                 self._problem(place, "the run is not finished: there are no curves yet")
         elif "points" in config or _RECORDS in names:
             records = self._records(place / _RECORDS) if _RECORDS in names else ()
             if records:
-                self._keep("sweeps", Sweep(own[0], place.name, records, config, about, "minimize"))
+                self.found["sweeps"].append(Sweep(own[0], place.name, records, config, about, "minimize"))
             else:
                 self._problem(place, "the ensemble is not finished: there are no records yet")
         else:
             rows, every = self._rows(place / METRICS) if METRICS in names else ((), 1)
-            self._keep("runs", Run(*own, rows, every, self._json(place / RESULT) if RESULT in names else None))
+            self.found["runs"].append(Run(*own, rows, every, self._json(place / RESULT) if RESULT in names else None))
 
     def _read_journal(self, path: Path) -> None:
         """Read the studies of a journal, in a copy: opening one writes to it."""
         from avagrad.tune.storage import open_storage
         from avagrad.tune.study import Study
 
-        try:
-            with tempfile.TemporaryDirectory() as place:
-                copy = shutil.copy(path, place)
-                studies = open_storage(copy, create=False).get_all_studies()
-                if not studies:
-                    self._problem(path, "there is no study in it")
-                for each in studies:
-                    study = Study(copy, each.study_name, create=False)
-                    records = study.snapshot().records
-                    if records:
-                        sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction)
-                        self._keep("sweeps", sweep)
-                    else:
-                        self._problem(path, f"the study {study.name!r} has no finished points yet")
-        except Exception as error:  # whatever is in the file must not stop the others
-            self._problem(path, str(error).replace(str(place), "").strip() or type(error).__name__)
+        def read(path: Path) -> list[tuple[Study, tuple[Record, ...], dict[str, Any]]]:
+            copy = shutil.copy(path, place)
+            names = [each.study_name for each in open_storage(copy, create=False).get_all_studies()]
+            if not names:
+                raise ValueError("there is no study in it")
+            studies = [Study(copy, name, create=False) for name in names]
+            return [(study, study.snapshot().records, study.search) for study in studies]
+
+        with tempfile.TemporaryDirectory() as place:
+            nothing: list[tuple[Study, tuple[Record, ...], dict[str, Any]]] = []
+            for study, records, search in self._try(path, read, nothing, place):
+                if records:
+                    sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction, search)
+                    self.found["sweeps"].append(sweep)
+                else:
+                    self._problem(path, f"the study {study.name!r} has no finished points yet")
 
     def _read_step_times(self, path: Path) -> None:
         content = self._json(path, must_be_object=False)
@@ -373,15 +338,12 @@ class _Reader:
         rows = tuple(row for row in content["rows"] if isinstance(row, dict) and row.keys() >= _STEP_KEYS)
         if rows:
             about = content.get("about")
-            self._keep("step_times", StepTimes(self._name(path), about if isinstance(about, dict) else {}, rows))
+            self.found["step_times"].append(StepTimes(self._name(path), about if isinstance(about, dict) else {}, rows))
 
     def _records(self, path: Path) -> tuple[Record, ...]:
         bad: list[str] = []
-        try:
-            records = tuple(read_records(path, bad=bad))
-        except OSError as error:
-            self._problem(path, str(error))
-            return ()
+        nothing: list[Record] = []
+        records = tuple(self._try(path, lambda path: read_records(path, bad=bad), nothing))
         # A misspelt key would make a record of a sweep without an lr, or an eps, among those that have one.
         for name in NAMES:
             without = [record for record in records if getattr(record, name) is None]
@@ -394,38 +356,43 @@ class _Reader:
             self._problem(path, f"and {len(bad) - _NAMED} more lines")
         return records
 
-    def _rows(self, path: Path, most: int | None = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    def _rows(self, path: Path, most: int = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
         """Return lines of a file that are objects; the others are problems, a last one that is being written is not."""
-        lines, every = thinned_lines(path, _ALL if most is None else most)
+        nothing: tuple[list[tuple[int, bytes]], int] = [], 1
+        lines, every = self._try(path, lambda path: thinned_lines(path, most), nothing)
         rows, bad = [], []
-        for number, line in lines:
+        for at, line in lines:
             try:
                 row = json.loads(line)
-            except ValueError:
+            except (ValueError, RecursionError):
                 row = None
             if isinstance(row, dict):
                 rows.append(row)
             else:
-                bad.append(f"line {number}" + ("" if line.endswith(b"\n") else ", the last, which is half-written"))
+                bad.append(f"line {at}" + ("" if line.endswith(b"\n") else ", the last, which is half-written"))
         if bad:
             more = f" and {len(bad) - _NAMED} more" if len(bad) > _NAMED else ""
             self._problem(path, f"{'; '.join(bad[:_NAMED])}{more}: not an object in JSON")
         return tuple(rows), every
 
     def _json(self, path: Path, must_be_object: bool = True) -> dict[str, Any] | None:
-        try:
-            content = json.loads(path.read_bytes())
-        except (OSError, ValueError, RecursionError) as error:
-            self._problem(path, f"it cannot be read as JSON ({error})")
-            return None
-        if not isinstance(content, dict):
-            if must_be_object:
-                self._problem(path, "it is not an object in JSON")
-            return None
-        return content
+        content = self._try(path, lambda path: json.loads(path.read_bytes()), _UNREADABLE)
+        if isinstance(content, dict):
+            return content
+        if must_be_object and content is not _UNREADABLE:
+            self._problem(path, "it is not an object in JSON")
+        return None
 
-    def _keep(self, kind: str, thing: Any) -> None:
-        self.found[kind].append(thing)
+    def _try(self, path: Path, read: Callable[[Path], T], otherwise: T, hide: str = "") -> T:
+        """Return what a file holds. Whatever goes wrong becomes a problem, so that the rest is still read."""
+        try:
+            if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, and a device may never end
+                raise OSError("it is not a regular file")
+            return read(path)
+        except Exception as error:  # Optuna, for one, raises whatever a file makes it raise
+            why = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            self._problem(path, f"it cannot be read ({why.replace(hide, '').strip().rstrip('.')})")
+            return otherwise
 
     def _problem(self, path: Path, why: str) -> None:
         self.problems.append(Problem(self._name(path), f"{why.rstrip('.')}."))
@@ -434,8 +401,6 @@ class _Reader:
         return path.relative_to(self.root).as_posix()
 
 
-def _number_in(content: Mapping[str, Any] | None, *keys: str) -> float | None:
-    found: Any = content
-    for key in keys:
-        found = found.get(key) if isinstance(found, Mapping) else None
-    return float(found) if isinstance(found, (int, float)) and not isinstance(found, bool) else None
+def _error_in(result: Mapping[str, Any] | None, part: str) -> float | None:
+    found = (result or {}).get(part)
+    return number(found.get("error")) if isinstance(found, Mapping) else None

@@ -16,7 +16,7 @@ from avagrad.tune.result import Best, Progress, Result, Verdict
 from avagrad.tune.scores import Score, scores
 from avagrad.tune.search import Plan, plan, replay
 from avagrad.tune.separability import Separability, separability, verdict
-from avagrad.tune.space import Axis, Cell, Point, Space, shown
+from avagrad.tune.space import NAMES, Axis, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import Study
 from avagrad.tune.workers import WorkerError, WorkerPool
@@ -84,6 +84,7 @@ class SearchLoop:
         self.snapshot = self.study.snapshot()
         self.before = {key: len(reasons) for key, reasons in self.snapshot.failures.items()}
         self.finished_before = {record.point.key for record in self.snapshot.records}
+        self.study.note_search(self._facts())
         now = self._plan()
         self.study.withdraw({point.key for point in self._wanted(now)})
         try:
@@ -128,6 +129,12 @@ class SearchLoop:
         known = {"known": self._known(self.seeds), "by_first_seed": self._known(self.seeds[:1])}
         options = {"start": self.start, "margin": self.margin, "extend": self.extend}
         return {"method": self.method, "space": self.space} | known | options
+
+    def _facts(self) -> dict[str, Any]:
+        """Return what a search is, as JSON can hold it."""
+        axes = {name: list(line.values) for name in NAMES if (line := getattr(self.space, name)) is not None}
+        options = {"margin": self.margin, "extend": self.extend, "seeds": list(self.seeds)}
+        return {"method": self.method, **axes, "start": list(self.start), **options}
 
     def _plan(self) -> Plan:
         return plan(**self._search())

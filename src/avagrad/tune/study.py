@@ -40,6 +40,7 @@ from avagrad.tune.optuna_trials import (
     GIVEN_BACK,
     KEY,
     LOST,
+    SEARCH,
     SECONDS,
     Snapshot,
     is_first,
@@ -208,6 +209,30 @@ class Study:
     def snapshot(self) -> Snapshot:
         """Return the finished, waiting, held and failed points now."""
         return snapshot_of(self.trials(), self.worst)
+
+    @property
+    def search(self) -> dict[str, Any]:
+        """The axes, the start and the options of the latest search on this study; empty if there was none.
+
+        >>> import tempfile
+        >>> with tempfile.TemporaryDirectory() as place:
+        ...     study = Study(f"{place}/a.journal", "a", direction="minimize")
+        ...     study.note_search({"method": "lines", "lr": [0.1, 1.0]})
+        ...     study.search
+        {'method': 'lines', 'lr': [0.1, 1.0]}
+        """
+        with self._errors():
+            return dict(self.storage.get_study_user_attrs(self.id).get(SEARCH, {}))
+
+    def note_search(self, search: Mapping[str, Any]) -> None:
+        """Write down what a search is: a report draws its path from that and the records."""
+
+        def write() -> None:
+            with self._errors():
+                if self.search != search:
+                    self.storage.set_study_user_attr(self.id, SEARCH, dict(search))
+
+        self._patiently(write)
 
     # --- queueing ---
 

@@ -10,19 +10,14 @@ from typing import Any
 import pytest
 
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.report.curves import (
-    Band,
-    budget_curves,
-    figure_1,
-    known_of,
-    learning_curves,
-    random_search,
-    ratio_span,
-    step_bars,
-    wants_log,
-)
-from avagrad.report.groups import comparable, number, titles_of, told_apart
-from avagrad.report.reading import Run, StepTimes, Sweep, Synthetic
+from avagrad.report.comparable import comparable, distinct_names, known_of, names_of
+from avagrad.report.figures import budgets, figure_1, learning_curves, step_times
+from avagrad.report.figures.budgets import Budgets, random_search
+from avagrad.report.figures.figure_1 import Start
+from avagrad.report.figures.learning_curves import Learning
+from avagrad.report.figures.step_times import Bars
+from avagrad.report.reading import Collection, Run, StepTimes, Sweep, Synthetic
+from avagrad.report.values import Band, number, wants_log
 from avagrad.theory import Problem
 from avagrad.tune.records import Record
 from avagrad.tune.space import Cell
@@ -44,6 +39,22 @@ def run(metrics: Sequence[Mapping[str, Any]] = (), *, status: str | None = "fini
 
 def sweep(records: Sequence[Record], *, name: str = "a", direction: str = "minimize", **config: Any) -> Sweep:
     return Sweep(f"folder/{name}", name, tuple(records), config, {}, direction)
+
+
+def learning(runs: Sequence[Run], most: int = 12) -> list[Learning]:
+    return learning_curves.numbers(Collection("a", tuple(runs)), most=most)
+
+
+def budgets_of(sweeps: Sequence[Sweep]) -> list[Budgets]:
+    return budgets.numbers(Collection("a", sweeps=tuple(sweeps)))
+
+
+def starts_of(synthetic: Synthetic) -> tuple[Start, ...]:
+    return figure_1.numbers(Collection("a", synthetics=(synthetic,)))[0].starts
+
+
+def bars_of(*rows: dict[str, Any]) -> Bars:
+    return step_times.numbers(Collection("a", step_times=(StepTimes("a", {}, rows),)))[0]
 
 
 # --- comparable runs ---
@@ -69,7 +80,7 @@ def test_data_are_the_same_wherever_they_lie() -> None:
     ]
 
 
-def test_settings_stand_in_the_order_of_methods_and_can_be_told_apart() -> None:
+def test_settings_stand_in_the_order_of_methods_and_can_be_distinct_names() -> None:
     beta = {"betas": [0.5, 0.9]}
     found = comparable([run(optimizer="lion"), run(lr=1.0), run(), run(optimizer_options=beta), run(optimizer="sgd")])
     assert [setting.title for setting in found[0].settings] == [
@@ -91,7 +102,7 @@ def test_a_seed_counts_once_and_what_ended_goes_first() -> None:
 
 
 def test_mean_and_range_over_seeds() -> None:
-    (chart,) = learning_curves([run(rows(4, 2, 1), seed=0), run(rows(2, 1, None), seed=1), run(rows(3, 3, 1), seed=2)])
+    (chart,) = learning([run(rows(4, 2, 1), seed=0), run(rows(2, 1, None), seed=1), run(rows(3, 3, 1), seed=2)])
     (line,) = chart.lines
     assert line.bands["loss"] == Band((1, 2, 3), (3, 2, None), (2, 1, None), (4, 3, None))
     assert line.bands["gamma"].is_empty
@@ -101,7 +112,7 @@ def test_mean_and_range_over_seeds() -> None:
 
 def test_seeds_are_aligned_on_the_epochs_that_all_have() -> None:
     thinned = rows(5, 6, 7, 8)[1::2]
-    (chart,) = learning_curves([run(rows(1, 2, 3, 4)), run(thinned, seed=1), run((), seed=2, status=None)])
+    (chart,) = learning([run(rows(1, 2, 3, 4)), run(thinned, seed=1), run((), seed=2, status=None)])
     assert chart.lines[0].bands["loss"].x == (2, 4)
     assert chart.lines[0].bands["loss"].middle == (4, 6)
     assert chart.lines[0].seeds == 2
@@ -110,7 +121,7 @@ def test_seeds_are_aligned_on_the_epochs_that_all_have() -> None:
 def test_a_line_ends_where_a_seed_diverges() -> None:
     # What the trainer writes: the row of a divergence has the number of the last whole epoch.
     gone = (*rows(1, 2), {"epoch": 2, "loss": None, "error": None, "lr": 0.02, "gamma": None, "diverged": True})
-    (chart,) = learning_curves([run(rows(3, 4, 5)), run(gone, seed=1, status="diverged")])
+    (chart,) = learning([run(rows(3, 4, 5)), run(gone, seed=1, status="diverged")])
     (line,) = chart.lines
     assert line.bands["loss"].middle == (2, 3)
     assert line.bands["lr"].middle == (0.1, 0.1)
@@ -118,18 +129,22 @@ def test_a_line_ends_where_a_seed_diverges() -> None:
     assert line.label.endswith("2 seeds, 1 diverged")
 
 
-def test_the_best_lines_are_kept_and_the_rest_counted() -> None:
+def test_the_best_lines_are_kept_and_the_rest_is_folded() -> None:
     runs = [run(rows(1, error=10.0 + i), lr=0.1 * (i + 1)) for i in range(5)]
     gone = run(rows(1, error=1.0), lr=9.0, status="diverged")
-    (chart,) = learning_curves([gone, *runs[::-1]], most=3)
-    assert [line.title for line in chart.lines] == [f"Adam, lr {lr}, eps 1e-08" for lr in (0.1, 0.2, 0.3)]
-    assert chart.note == "3 more settings are not shown: their validation errors are higher."
-    assert learning_curves(runs)[0].note == ""
+    (chart,) = learning([gone, *runs[::-1]], most=3)
+    *best, rest = chart.lines
+    assert [line.title for line in best] == [f"Adam, lr {lr}, eps 1e-08" for lr in (0.1, 0.2, 0.3)]
+    assert rest.label == "Adam, 3 other settings (median, middle 80 %), 1 diverged"
+    assert rest.bands["error"].middle == (13.0,), "the median of 1, 13 and 14"
+    assert [line.title for line in learning(runs)[0].lines] == [line.title for line in chart.lines[:3]] + [
+        f"Adam, lr {lr}, eps 1e-08" for lr in (0.4, 0.5)
+    ]
 
 
 def test_logarithms_where_numbers_are_far_apart() -> None:
-    assert learning_curves([run(rows(10, 0.1))])[0].log == {"loss"}
-    assert learning_curves([run(rows(10, 0.0))])[0].log == frozenset()
+    assert learning([run(rows(10, 0.1))])[0].log == {"loss"}
+    assert learning([run(rows(10, 0.0))])[0].log == frozenset()
     assert not wants_log([1, 20])
     assert wants_log([1, 21])
 
@@ -148,7 +163,7 @@ ODD: list[list[Run]] = [
 
 @pytest.mark.parametrize("runs", ODD)
 def test_odd_runs_never_raise(runs: list[Run]) -> None:
-    charts = learning_curves(runs)
+    charts = learning(runs)
     assert len(charts) == (1 if runs else 0)
     assert all(value < 1e100 for chart in charts for line in chart.lines for value in line.bands["loss"].values)
 
@@ -194,7 +209,7 @@ def valley(*, sign: float = 1.0, seeds: Sequence[int] = (0,)) -> list[Record]:
 
 @pytest.mark.parametrize(("sign", "direction"), [(1.0, "minimize"), (-1.0, "maximize")])
 def test_a_whole_grid_is_searched_again(sign: float, direction: str) -> None:
-    (chart,) = budget_curves([sweep(valley(sign=sign), direction=direction, task="digits")])
+    (chart,) = budgets_of([sweep(valley(sign=sign), direction=direction, task="digits")])
     separable, random = chart.lines
     assert separable.band.last == (17, sign * 1)  # lines of 7 and 6, and the 4 of the ring that neither has
     assert separable.band.middle[0] == sign * (1 + 3 + 1)  # eps 0.1, the least lr first
@@ -207,9 +222,9 @@ def test_a_whole_grid_is_searched_again(sign: float, direction: str) -> None:
     )
 
 
-def test_a_line_is_told_in_the_order_of_its_records() -> None:
+def test_a_line_is_in_the_order_of_its_records() -> None:
     values = [math.inf, 5.0, 7.0, 3.0]
-    (chart,) = budget_curves([sweep([Record(i + 1, None, value=value) for i, value in enumerate(values)])])
+    (chart,) = budgets_of([sweep([Record(i + 1, None, value=value) for i, value in enumerate(values)])])
     assert [(line.kind, line.band.middle) for line in chart.lines] == [("records", (None, 5, 5, 3))]
 
 
@@ -224,23 +239,12 @@ def test_sweeps_are_compared_where_their_settings_are_the_same() -> None:
     records = valley()
     adam, sgd = sweep(records, task="digits", optimizer="adam"), sweep(records, task="digits", optimizer="sgd")
     other = sweep(records, task="digits", optimizer="adam", epochs=5)
-    charts = budget_curves([adam, other, sgd])
+    charts = budgets_of([adam, other, sgd])
     assert [[line.sweep for line in chart.lines] for chart in charts] == [[0, 0, 1, 1], [0, 0]]
     unknown = [Sweep(place, "x", tuple(records), {}, {}, "minimize") for place in ("a/x", "a/y", "b/x")]
-    assert [chart.title for chart in budget_curves(unknown)] == ["a", "b"]
-    assert titles_of([adam, adam]) == ["Adam", "Adam"]  # one and the same
-    assert titles_of([adam, other]) == ["Adam", "Adam, epochs=5"]
-
-
-def test_the_end_is_shown_from_near() -> None:
-    lines = [Record(i + 1, None, value=1000.0 if i < 10 else 50 - i) for i in range(30)]
-    (chart,) = budget_curves([sweep(lines)])
-    assert chart.closer is not None
-    first, last, low, high = chart.closer
-    assert first == 20
-    assert last == pytest.approx(33)
-    assert 20 < low < 21 < 31 < high < 32
-    assert budget_curves([sweep(lines[:10])])[0].closer is None
+    assert [chart.title for chart in budgets_of(unknown)] == ["x (1)", "x (2)"]
+    assert names_of([adam, adam]) == ["Adam", "Adam"]  # one and the same
+    assert names_of([adam, other]) == ["Adam", "Adam, epochs=5"]
 
 
 @pytest.mark.parametrize(
@@ -258,7 +262,7 @@ def test_the_end_is_shown_from_near() -> None:
 )
 @pytest.mark.parametrize("direction", ["minimize", "maximize", "sideways"])
 def test_odd_sweeps_never_raise(records: list[Record], direction: str) -> None:
-    charts = budget_curves([sweep(records, direction=direction)])
+    charts = budgets_of([sweep(records, direction=direction)])
     assert len(charts) == (1 if records else 0)
 
 
@@ -275,7 +279,7 @@ def test_figure_1_from_a_run() -> None:
     ]
     config = {"runs": [{"w1": 0.5, "C": 999.0, "delta": 1.0}, {"w1": 0.0, "C": 9.0, "delta": 1.0}]}
     half = [{"w1": 0.5} | row for row in told]
-    other, start = figure_1(Synthetic("a", config, {}, tuple(half + [{"w1": 0.0} | row for row in told])))[::-1]
+    other, start = starts_of(Synthetic("a", config, {}, tuple(half + [{"w1": 0.0} | row for row in told])))[::-1]
     assert (start.w1, other.w1) == (0.0, 0.5)
     assert start.minimiser == Problem(C=9.0, delta=1.0).minimiser
     adam, sgd = start.lines
@@ -302,7 +306,7 @@ def test_the_bound_in_rows() -> None:
 def test_a_bound_that_says_nothing_is_said_so() -> None:
     def start(bound: float | None) -> str:
         row = {"w1": 0.0, "method": "sgd", "step": 1, "bound": {"mean": bound}}
-        return figure_1(Synthetic("a", {}, {}, (row,)))[0].note
+        return starts_of(Synthetic("a", {}, {}, (row,)))[0].note
 
     assert start(1.5) == "Theorem 2's bound is nowhere below 1, the most that a squared gradient can be."
     assert start(0.5) == start(None) == ""
@@ -315,7 +319,7 @@ def test_a_bound_that_says_nothing_is_said_so() -> None:
     "row", [{}, {"w1": 0.0}, {"w1": "0", "method": 3, "step": None}, {"w1": 0.0, "step": 1, "mean_w": 3, "bound": {}}]
 )
 def test_odd_rows_of_figure_1_never_raise(config: dict[str, Any], row: dict[str, Any]) -> None:
-    (start,) = figure_1(Synthetic("a", config, {}, (row,)))
+    (start,) = starts_of(Synthetic("a", config, {}, (row,)))
     assert start.minimiser is None
     assert start.lines[0].w.is_empty
 
@@ -329,16 +333,17 @@ def test_step_bars() -> None:
         return told | {"of_fused_adamw": ratio}
 
     times = [row("torch AdamW fused", 2.0, 1.0), row("AvaGrad fused", 0.5), row("x", 3.0, 7.0, "b"), row("y", None)]
-    first, second = step_bars(StepTimes("a", {}, (*times, {}, {"parameters": 3, "milliseconds": -1})))
-    assert [(bar.ratio, bar.is_ours) for bar in first.bars] == [(1.0, False), (0.25, True)]
-    assert first.bars[1].label == "0.5 ms, 0.25 x"
-    assert second.bars[0].ratio == 7.0
-    assert ratio_span([first, second]) == (0.25, 7.0)
-    assert ratio_span([]) == (1.0, 1.0)
-    assert step_bars(StepTimes("a", {}, ())) == []
+    found = bars_of(*times, {}, {"parameters": 3, "milliseconds": -1})
+    first, second = found.groups.values()
+    assert [(bar.ratio, bar.is_ours) for bar in first] == [(1.0, False), (0.25, True)]
+    assert first[1].label == "0.5 ms, 0.25 x"
+    assert second[0].ratio == 7.0
+    assert found.span == (0.25, 7.0)
+    assert bars_of().span == (1.0, 1.0)
+    assert bars_of().groups == {}
 
 
-def test_titles_that_are_the_same_are_told_apart() -> None:
-    assert told_apart(["a", "a"], [{"x": [1]}, {}]) == ["a, x=[1]", "a"]
-    assert told_apart(["a", "a"], [{"x": 1}, {"x": 2}], ["s", "t"]) == ["a", "a"]
-    assert told_apart([], []) == []
+def test_titles_that_are_the_same_are_distinct_names() -> None:
+    assert distinct_names(["a", "a"], [{"x": [1]}, {}]) == ["a, x=[1]", "a"]
+    assert distinct_names(["a", "a"], [{"x": 1}, {"x": 2}], ["s", "t"]) == ["a", "a"]
+    assert distinct_names([], []) == []

@@ -1,0 +1,189 @@
+"""What a search finds for its trials, beside as many cells of the same grid drawn at random."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from avagrad.report.comparable import comparable_sweeps, direction_of, known_of, names_of
+from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_axes, legend, new_figure
+from avagrad.report.reading import Collection, Sweep
+from avagrad.report.values import Band, number, wants_log
+from avagrad.tune.scores import best_so_far
+from avagrad.tune.search import replay
+
+__all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "random_search"]
+
+NAME = "budgets"
+CHAPTER = "What a search finds for its trials"
+NOTE = (
+    "The best value after so many trials: of the search by two lines and a ring, and of as many cells of the same grid"
+    " drawn at random (the median of all draws; the band is from the lucky quarter to the unlucky one)."
+)
+_WIDTHS = (3.6, 2.4, 1.4)
+_MOST = 6  # sweeps in one drawing
+_EARLY = 5  # trials, before which values are so bad that the differences at the end could not be seen
+
+
+@dataclass(frozen=True)
+class Line:
+    """The best value after each trial. ``kind`` is "separable", "random" (with a band), or "records"."""
+
+    title: str
+    kind: str
+    sweep: int  # lines of one sweep have one colour
+    band: Band
+
+    @property
+    def label(self) -> str:
+        """The title, and how the cells were chosen."""
+        how = {"separable": "two lines and a ring", "random": "random cells"}
+        return f"{self.title}, {how.get(self.kind, 'as it was run')}"
+
+
+@dataclass(frozen=True)
+class Budgets:
+    """The lines of sweeps that may be compared. A trial is a cell, with all of its seeds."""
+
+    title: str
+    measure: str
+    lines: tuple[Line, ...]
+    log: bool  # of the values; trials always are
+    maximize: bool = False
+
+    @property
+    def best_sweeps(self) -> set[int]:
+        """The sweeps that end best; as many as one drawing can hold."""
+        sign = -1.0 if self.maximize else 1.0
+        ends = {line.sweep: sign * last[1] for line in self.lines[::-1] if (last := line.band.last)}
+        return set(sorted(ends, key=lambda sweep: ends[sweep])[:_MOST])
+
+    @property
+    def span(self) -> tuple[float, float] | None:
+        """The least and the largest value once a search has had a few trials."""
+        bands = [line.band for line in self.lines if line.sweep in self.best_sweeps]
+        late = [y for band in bands for x, y in zip(band.x, band.middle, strict=True) if y is not None and x >= _EARLY]
+        return (min(late), max(late)) if late else None
+
+
+def numbers(collection: Collection) -> list[Budgets]:
+    """Return a chart for each group of sweeps that may be compared: the best value against the trials spent.
+
+    On a whole grid the separable search is replayed, beside :func:`random_search` on the same grid (the median, and
+    from the lucky quarter to the unlucky one). What is not a whole grid is shown in the order of its records. Before
+    the first trial that did not diverge there is a gap.
+
+    >>> from avagrad.tune.records import Record
+    >>> records = tuple(Record(lr, eps, value=lr + eps) for lr in (1, 2, 3) for eps in (0.1, 1, 2))
+    >>> (chart,) = numbers(Collection("a", sweeps=(Sweep("a", "a", records, {}, {}, "minimize"),)))
+    >>> [(line.kind, line.band.last) for line in chart.lines]
+    [('separable', (6, 1.1)), ('random', (9, 1.1))]
+    """
+    found = []
+    for title, sweeps in comparable_sweeps([sweep for sweep in collection.sweeps if sweep.records]):
+        named = enumerate(zip(names_of(sweeps), sweeps, strict=True))
+        lines = tuple(line for i, (name, sweep) in named for line in _lines(name, i, sweep))
+        log = wants_log((value for line in lines for value in line.band.values), span=3.0)
+        found.append(Budgets(title, sweeps[0].measure, lines, log, direction_of(sweeps[0]) == "maximize"))
+    return found
+
+
+def _lines(title: str, place: int, sweep: Sweep) -> list[Line]:
+    known = known_of(sweep)
+
+    def line(kind: str, lucky: Sequence[float], usual: Sequence[float], unlucky: Sequence[float]) -> Line:
+        # An infinite loss is a gap: nothing that works has been found yet.
+        low, middle, high = (tuple(number(known.sign * loss) for loss in curve) for curve in (lucky, usual, unlucky))
+        return Line(title, kind, place, Band(tuple(range(1, len(middle) + 1)), middle, low, high))
+
+    if not known.is_whole or known.space is None:
+        return [line("records", *[best_so_far(known.cells, known.cells)] * 3)]
+    found = replay("separable", known.space, known.cells, start=known.space.start())
+    losses = [math.inf if score.pruned else score.loss for score in known.cells.values()]
+    return [
+        line("separable", *[found.curve] * 3),
+        line("random", *(random_search(losses, q) for q in (0.25, 0.5, 0.75))),
+    ]
+
+
+def random_search(losses: Sequence[float], share: float = 0.5) -> list[float]:
+    """Return what so many cells drawn at random, none twice, reach: the loss that a share of all draws is not above.
+
+    It is exact: of ``N`` cells the best of ``n`` is among the ``i`` best with probability
+    ``1 - C(N - i, n) / C(N, n)``. A cell that diverged has an infinite loss, so that a mean would be infinite, too: the
+    median (a half) is not.
+
+    >>> random_search([3.0, 1.0, math.inf]), random_search([3.0, 1.0, math.inf], share=0.75)
+    ([3.0, 1.0, 1.0], [inf, 3.0, 1.0])
+    """
+    ordered, total = sorted(losses), len(losses)
+    found = []
+    rank = total
+    for drawn in range(1, total + 1):
+        # More draws reach a better rank or the same, so it never has to go back. Odds that are equal must not be
+        # missed by a rounding.
+        while rank > 1 and _odds(total, rank - 1, drawn) >= share - 1e-9:
+            rank -= 1
+        found.append(ordered[rank - 1])
+    return found
+
+
+def _odds(total: int, best: int, drawn: int) -> float:
+    """Return the probability that one of the best is among those that were drawn."""
+    if drawn > total - best:
+        return 1.0
+    ways = (math.lgamma(k + 1) for k in (total - best, total - drawn, total - best - drawn, total))
+    others, undrawn, neither, all_of_them = ways
+    return -math.expm1(others + undrawn - neither - all_of_them)
+
+
+def caption(chart: Budgets) -> str:
+    """Return what each search that is drawn has found when it ends, and random cells for as many trials.
+
+    >>> search = Line("Adam", "separable", 0, Band((1.0, 2.0), (5.0, 3.0)))
+    >>> caption(Budgets("digits", "error, %", (search,), False))
+    'Adam: 3 after 2 trials.'
+    """
+    random = {
+        (line.sweep, trials): f", where as many random cells have {value:.4g}"
+        for line in chart.lines
+        if line.kind == "random"
+        for trials, value in zip(line.band.x, line.band.middle, strict=True)
+        if value is not None
+    }
+    return " ".join(
+        f"{line.title}: {end[1]:.4g} after {end[0]:.0f} trials{random.get((line.sweep, end[0]), '')}."
+        for line in chart.lines
+        if line.sweep in chart.best_sweeps and line.kind != "random" and (end := line.band.last) is not None
+    )
+
+
+def draw(chart: Budgets) -> Figure:
+    """Draw the best value against the trials spent, of the sweeps that end best; a dot ends a search.
+
+    >>> len(draw(Budgets("digits", "validation error, %", (), False)).axes)
+    1
+    """
+    lines = [line for line in chart.lines if line.sweep in chart.best_sweeps]
+    styles = [_style(line, sorted(chart.best_sweeps).index(line.sweep)) for line in lines]
+    figure = new_figure(8.0, 4.4 + 0.18 * len(lines), chart.title)
+    axes = figure.subplots()
+    for line, style in zip(lines, styles, strict=True):
+        draw_band(axes, line.band, style, steps=True)
+        if line.band.last is not None and line.kind != "random":
+            axes.plot(*line.band.last, marker="o", ms=6, color=style["color"], ls="none")
+    if chart.span is not None:
+        low, high = chart.span
+        room = 0.08 * (high - low) or 0.06 * abs(high) or 1.0
+        axes.set_ylim(low / (high / low) ** 0.08 if chart.log else low - room, high + room)
+    finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
+    left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps)
+    note = f"{left_out} more sweeps are not drawn: they end worse." if left_out else ""
+    legend(figure, zip(styles, (line.label for line in lines), strict=True), note)
+    return figure
+
+
+def _style(line: Line, place: int) -> dict[str, Any]:
+    # Searches often find the same: a wide line shows at the sides of a narrow one above it.
+    style = {"color": COLOURS[place % len(COLOURS)], "lw": _WIDTHS[place % len(_WIDTHS)]}
+    return style | ({"ls": STYLES[1], "lw": 1.2} if line.kind == "random" else {"ls": "-"})

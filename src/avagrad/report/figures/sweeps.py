@@ -1,0 +1,92 @@
+"""What sweeps over lr and eps found, and whether lr and eps are separable: a table."""
+
+from dataclasses import dataclass
+
+from avagrad.report.comparable import Known, known_of, names_of, unit_of
+from avagrad.report.reading import Collection, Sweep
+from avagrad.report.table import Table, TableCell
+from avagrad.report.values import duration, rounded
+from avagrad.tune.separability import two_digits
+from avagrad.tune.space import Cell
+
+__all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers"]
+
+NAME, CHAPTER, NOTE = "sweeps", "What a search finds for its trials", ""
+_COLUMNS = (
+    "method", "task", "lr x eps", "trials", "cost", "diverged", "best lr", "best eps", "best value",
+    "slope of the ridge", "slope at large eps", "eps where the best lr stays", "two lines and a ring: trials",
+    "two lines and a ring: value",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Sweeps:
+    """All sweeps, by their names, each with what is known of its cells."""
+
+    rows: tuple[tuple[str, Sweep, Known], ...]
+    title: str = ""
+
+    @property
+    def origins(self) -> list[Sweep]:
+        """Where each row is from."""
+        return [sweep for _, sweep, _ in self.rows]
+
+
+def numbers(collection: Collection) -> list[Sweeps]:
+    """Return what is known of all sweeps; nothing if there are none.
+
+    >>> from avagrad.tune.records import Record
+    >>> records = tuple(Record(lr, eps, value=lr + eps) for lr in (1, 2, 3) for eps in (0.1, 1, 2))
+    >>> (found,) = numbers(Collection("a", sweeps=(Sweep("a", "mine", records, {}, {}, "minimize"),)))
+    >>> [(name, str(known.best), known.parts.trials) for name, _, known in found.rows]
+    [('mine', 'lr 1, eps 0.1', 6)]
+    """
+    sweeps = collection.sweeps
+    rows = zip(names_of(sweeps), sweeps, map(known_of, sweeps), strict=True)
+    return [Sweeps(tuple(rows))] if sweeps else []
+
+
+def caption(sweeps: Sweeps) -> str:
+    """Return what the columns are.
+
+    >>> caption(Sweeps(()))[:27]
+    'A trial is a cell of the gr'
+    """
+    return (
+        "A trial is a cell of the grid, with all of its seeds; values are means over them. One seed that diverged makes"
+        " the cell diverged. The ridge is the best lr at each eps: its slope is of log lr against log eps. The best lr"
+        " stays where it is within a step of the best cell's."
+    )
+
+
+def draw(sweeps: Sweeps) -> Table:
+    """Return the table; blank where a grid is not whole.
+
+    >>> from avagrad.tune.records import Record
+    >>> sweep = Sweep("a", "adam", (Record(0.1, 1e-8, value=3, seconds=2.0),), {}, {}, "minimize")
+    >>> [cell.text for cell in draw(numbers(Collection("a", sweeps=(sweep,)))[0]).rows[0]][:9]
+    ['adam', '', '1 x 1', '1', '2 s', '0', '0.1', '1e-08', '3']
+    """
+    rows = tuple(tuple(map(TableCell, _texts(*row))) for row in sweeps.rows)
+    return Table(_COLUMNS, rows, caption(sweeps), left=3)
+
+
+def _texts(name: str, sweep: Sweep, known: Known) -> list[str]:
+    lr, eps = known.best or Cell(None, None)
+    parts, unit = known.parts, unit_of(sweep.task)
+    texts = [
+        name,
+        sweep.task,
+        " x ".join(map(str, known.space.shape if known.space else (0, 0))),
+        str(len(known.cells)),
+        duration(sweep.seconds),
+        str(sum(score.failed for score in known.cells.values())),
+        rounded(lr),
+        rounded(eps),
+        rounded(known.value(known.best), unit),
+    ]
+    if parts is None:
+        return [*texts, "", "", "", "", ""]
+    slopes = ["" if slope is None else two_digits(slope) for slope in (parts.slope, parts.slope_at_large_eps)]
+    stays = "" if parts.stays is None else " to ".join(map(rounded, parts.stays))
+    return [*texts, *slopes, stays, str(parts.trials), rounded(known.value(parts.pick), unit)]
