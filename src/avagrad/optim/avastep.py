@@ -89,5 +89,5 @@ class AvaStep(DelayedOptimizer):
         keys = ["lr", "initial_lr", "betas", *(["eps"] if group.get("eps") != 1e-8 else [])]
         if "decoupled_weight_decay" in group:  # distinguishes Adam from AdamW
             keys += ["weight_decay", "decoupled_weight_decay"]
-        rest = ("", lambda value: True)
-        return {key: group[key] for key in keys if key in group and self._allowed.get(key, rest)[1](group[key])}
+        unchecked = ("", lambda value: True)  # initial_lr, which schedulers add
+        return {key: group[key] for key in keys if key in group and self._allowed.get(key, unchecked)[1](group[key])}

@@ -30,8 +30,8 @@ class Norm:
     """The sums of one optimizer. Only this class knows when they are stale."""
 
     def __init__(self) -> None:
-        self._params: Params | None = None  # the snapshot and
-        self._key: list[Any] = []  # the hyper-parameters that the sums were made with
+        self._params: Params | None = None  # the snapshot that the sums belong to
+        self._key: list[Any] = []  # the hyper-parameters that they were made with
         self._totals: dict[torch.device, Tensor] = {}  # written in place: a CUDA graph reads them at each replay
         self._all_reduce: _AllReduce | None = None
         # If sharded: a snapshot, and which rows of its sums go into which row of the table.
@@ -149,5 +149,5 @@ def _rows_of(backend: Any, sharding: Sharding) -> dict[torch.device, Tensor]:
 
 
 def _one_by_one(rows: Tensor) -> Tensor:
-    """Return the sum of the rows, added in order: rows of 0 then change no bit."""
+    """Return the sum of the rows, added sequentially, so that rows of 0 leave the result bit-identical."""
     return rows.cumsum(0)[-1] if len(rows) else rows.sum(0)

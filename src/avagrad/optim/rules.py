@@ -42,7 +42,7 @@ LARGEST = 1e18  # AvaStep clamps gradients to this, so that their squares and su
 _R = TypeVar("_R", bound="Rule")
 
 
-# --- the delayed family: Delayed Adam, AvaGrad, AvaGradW -----------------------------------------
+# --- the delayed family: Delayed Adam, AvaGrad, AvaGradW, AvaStep --------------------------------
 
 
 def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: bool = True) -> Tensor:
@@ -53,11 +53,11 @@ def gradient_sizes(v: Tensor, step: Scalar, *, beta2: Scalar, bias_correction: b
     >>> gradient_sizes(torch.tensor([0.0, 4.5]), 1, beta2=0.5)
     tensor([0., 3.])
     """
-    return sqrt(v / correction_of(beta2, step)) if bias_correction else sqrt(v)
+    return sqrt(v / nonzero_correction_of(beta2, step)) if bias_correction else sqrt(v)
 
 
 def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True, active_only: bool = False) -> Tensor:
-    """Return ``eta_t``, the per-coordinate rates, from :func:`gradient_sizes` alone (line 6): this is the delay.
+    """Return ``eta_t``, the per-coordinate rates (line 6), from past gradients only: this is the delay.
 
     With bias correction the rates are 0 before the first gradient: there is no estimate yet.
 
@@ -67,7 +67,7 @@ def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True,
     tensor([0.0000, 0.2500])
     """
     eta = 1 / (r + eps)
-    if bias_correction and (known := step > 0) is not True:
+    if bias_correction and (known := step > 0) is not True:  # a plain True needs no where()
         eta = where(known, eta, torch.zeros_like(r))
     return eta * torch.sign(r) if active_only else eta  # r is exactly 0: no gradient so far
 
@@ -209,7 +209,7 @@ class Rule:
         """Return the rule for a parameter group."""
         raise NotImplementedError
 
-    def gamma(self, total: Tensor) -> Tensor:
+    def gamma(self, sum_and_count: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates, and their number."""
         raise NotImplementedError
 
@@ -318,16 +318,16 @@ class Delayed(Rule):
 
     def root(self, step: Scalar) -> Scalar:
         """Return the root of the bias correction of ``v``."""
-        return correction_of(self.beta2, step) ** 0.5 if self.flags.bias_correction else 1.0
+        return nonzero_correction_of(self.beta2, step) ** 0.5 if self.flags.bias_correction else 1.0
 
     def momentum(self, m: Tensor, r: Tensor, step: Scalar) -> tuple[Tensor, Tensor]:
         """Return the momentum after ``step`` gradients as a step would use it, before and after the clamp."""
         m_hat = m / bias_correction_of(self.beta1, step) if self.flags.bias_correction else m
         return m_hat, Clips(r, self.clip_update).momentum(m_hat)
 
-    def gamma(self, total: Tensor) -> Tensor:
+    def gamma(self, sum_and_count: Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
-        return scale(total[0], total[1], norm=self.flags.norm)
+        return scale(sum_and_count[0], sum_and_count[1], norm=self.flags.norm)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
@@ -360,7 +360,7 @@ def bias_correction_of(beta: Scalar, t: Scalar) -> Scalar:
     return -math.expm1(t * math.log(beta)) if beta > 0 else 1.0
 
 
-def correction_of(beta2: Scalar, step: Scalar) -> Scalar:
+def nonzero_correction_of(beta2: Scalar, step: Scalar) -> Scalar:
     """Return the bias correction of ``v`` after ``step`` gradients; before the first it is not used, and not 0."""
     return bias_correction_of(beta2, step + (1 - indicator(step > 0, step)))
 

@@ -19,7 +19,7 @@ class Step:
     """One step of an optimizer.
 
     - :meth:`begin` rejects invalid parameters and gradients, makes states, takes a snapshot of the parameters if the
-      last one no longer matches, and prepares gamma. All host reads happen here.
+      last one no longer matches, and prepares gamma. If the host must read something, it reads it here.
     - :meth:`move` moves all parameters by their gradients; :meth:`move_one` moves one of them, inside backward.
       Version counters are bumped where autograd does not see a write.
     - :meth:`end` passes the sums for the next gamma to the norm, which starts their all-reduce over ranks.
@@ -111,7 +111,7 @@ class Step:
         return self._rules_on[group, device]
 
     def gamma(self, device: torch.device) -> Scalar:
-        """Return gamma on a device: a tensor, without a host read."""
+        """Return gamma on a device, without a host read: a tensor, or 1.0 if nothing is normalised."""
         if device not in self._gammas:
             total = self.totals.get(device)
             if total is None and self.totals:  # a device that was added during this step

@@ -228,18 +228,18 @@ def _move(
     """Move the weights; ``sizes`` are ``sqrt(v)`` and are overwritten."""
     flags, dtype = rule.flags, vs[0].dtype
 
-    def correction_of(count: Scalar) -> Scalar:
+    def m_correction(count: Scalar) -> Scalar:
         return bias_correction_of(rule.beta1, count + 1) if flags.bias_correction else 1.0
 
     if flags.bias_correction:  # a first gradient, maybe infinite, moves nothing
         ms = [torch.where(n > 0, m, 0.0) for n, m in zip(seen, ms, strict=True)] if isinstance(seen, list) else ms
     if (c := rule.clip_update) is not None:
-        bound = _each(lambda n: c * correction_of(n) / rule.root(n), seen, dtype)
+        bound = _each(lambda n: c * m_correction(n) / rule.root(n), seen, dtype)
         ms = _clamped(ms, list(torch._foreach_mul(sizes, bound)))
     torch._foreach_add_(sizes, _each(lambda n: rule.eps * rule.root(n), seen, dtype))
     if flags.active_only and not flags.clips:  # a clamp has made the momentum 0 already
         torch._foreach_div_(sizes, list(torch._foreach_sign(vs)))  # infinite, so that the rate is 0
-    torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * rule.root(n) / correction_of(n), seen, dtype))
+    torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * rule.root(n) / m_correction(n), seen, dtype))
     torch._foreach_addcdiv_(ws, ms, sizes, value=-1)
 
 
@@ -273,7 +273,7 @@ def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], seen: Seen, rul
         return gs
     decays = list(torch._foreach_mul(ws, rule.weight_decay))
     if rule.flags.active_only:  # decay alone does not make a coordinate active
-        seen = list(torch._foreach_abs(gs))
-        torch._foreach_add_(seen, vs)
-        torch._foreach_mul_(decays, list(torch._foreach_sign(seen)))
+        active = list(torch._foreach_abs(gs))
+        torch._foreach_add_(active, vs)
+        torch._foreach_mul_(decays, list(torch._foreach_sign(active)))
     return list(torch._foreach_add(gs, decays))

@@ -48,7 +48,7 @@ def rounding_of(view: "ParamView", step: Scalar) -> dict[str, Any]:
 
 
 class Backend:
-    """Base class of backends, which move parameters. Its tables belong to one snapshot; it has no other state."""
+    """Base class of backends, which move parameters. Its tables and caches belong to one snapshot."""
 
     is_kernel = False  # checks found_inf on the device, and keeps its sums between steps
 

@@ -14,7 +14,7 @@
 #include <stdint.h>
 #include <string.h>
 
-enum { W, M, V, STEP, NUMEL, GROUP, PLACE, COMPENSATION, FIRST_BLOCK, SEED, COLUMNS };
+enum { W, M, V, STEP, NUMEL, GROUP, PARAM_ID, COMPENSATION, FIRST_BLOCK, SEED, COLUMNS };
 enum { LR, BETA1, BETA2, EPS, WEIGHT_DECAY, CLIP_UPDATE, CLIP_MOMENT, NUMBERS };
 enum { FLOAT32, FLOAT64, BFLOAT16, FLOAT16 };
 enum { NEAREST, STOCHASTIC, KAHAN };
@@ -30,7 +30,7 @@ typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
     double eps, weight_decay, inverse_before, unscale, counts, key;
     double clip_update, clip_moment;
-    double next_scale, next_eps, unit; /* for sum(), whose terms are 1 / unit^(1/p) times as large */
+    double next_scale, next_eps, unit; /* sum() adds up large * x; unit = large^-p undoes that */
 } Shared;
 
 static uint32_t mix(uint32_t h) {
@@ -84,7 +84,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
         s.unit = flags->norm == 2 ? 1 / (large * large) : 1 / large;
     }
     s.unscale = (grad_scale ? 1.0 / *grad_scale : 1.0) * (flags->maximize ? -1 : 1);
-    s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PLACE]);
+    s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PARAM_ID]);
     if (s.moves && flags->counts) *step = (float)t;
     return s;
 }
