@@ -52,7 +52,7 @@ def command(*arguments: str, cwd: Path) -> "subprocess.CompletedProcess[str]":
 def avagrad(*arguments: str, cwd: Path) -> str:
     done = command("-m", "avagrad", *arguments, cwd=cwd)
     assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
+    assert all(re.search(r": \d+ of \d+ done", line) for line in done.stderr.splitlines()), done.stderr  # progress
     return done.stdout
 
 
@@ -76,6 +76,15 @@ def test_an_objective_in_a_module_here(project: Path) -> None:
     assert "The best lr does not move over eps" in whole
     shown = avagrad("study", "show", "a/mine.journal", cwd=project)
     assert shown.startswith('mine:objective, to minimize; {"format": 1, "objective": "objective"}\n35 finished (0 div')
+
+
+def test_without_a_terminal_every_stage_has_a_line(project: Path) -> None:
+    done = command("-m", "avagrad", *SEARCH, cwd=project)
+    stages = [line.split(":")[0] for line in done.stderr.splitlines()]
+    assert [stage for stage in stages if stage.startswith("line over")][:2] == [
+        "line over lr at eps 0.1",
+        "line over eps at lr 1",
+    ]
 
 
 @pytest.mark.slow
@@ -310,4 +319,6 @@ def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
     run.send_signal(signal.SIGINT)
     _, said = run.communicate()
     assert run.returncode == 130
-    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.\n", said)
+    progress, last = said.splitlines()
+    assert re.fullmatch(r"line over lr: 0 of 4 done", progress)
+    assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.", last)

@@ -212,11 +212,13 @@ def _show_result(result: Result) -> None:
 
 
 class _SearchBar(Bar):
-    """Shows the progress of a search: a bar on a terminal, else occasional lines."""
+    """Shows the progress of a search: a bar on a terminal, else a line for each stage and occasional ones between."""
 
     COUNTS_STEPS = False
+    stage = ""
 
     def __call__(self, progress: Progress) -> None:
         best = "" if progress.at is None else f"best {progress.best:.4g} at {progress.at}"
         self.at(f"{progress.stage}: {progress.done} of {progress.total}", progress.done, progress.total, best)
-        self.line(progress.summary())
+        self.line(progress.summary(), now=progress.stage != self.stage)
+        self.stage = progress.stage
