@@ -1,4 +1,4 @@
-"""What mkdocs does beside its own: pages from files outside docs/, and links to such files.
+"""What is added to mkdocs: pages from files outside docs/, and links to such files.
 
 Documents are read on GitHub, too, so their links are those of the repository. A link that leaves docs/ leads to a page
 if the file is one, else to the repository's address (``extra.repository`` in mkdocs.yml); where none is set, the path
@@ -33,7 +33,7 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Mend the links of a page that leave docs/."""
+    """Rewrite the links of a page that leave docs/."""
     if page.file.generated_by is not None:
         return markdown
     return with_links(markdown, f"docs/{page.file.src_uri}", config.extra.get("repository"))

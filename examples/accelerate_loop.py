@@ -2,7 +2,7 @@
 
 Run: python examples/accelerate_loop.py, or on several devices: accelerate launch examples/accelerate_loop.py
 
-Needs accelerate. Run it again: it goes on from the checkpoint.
+Needs accelerate. Run it again: it resumes from the checkpoint.
 """
 
 from pathlib import Path

@@ -2,7 +2,7 @@
 
 Run: torchrun --nproc-per-node 2 examples/fsdp2.py
 
-On GPUs where there are any, else on the CPU. Run it again with another number of processes: it goes on from the
+On GPUs where there are any, else on the CPU. Run it again with another number of processes: it resumes from the
 checkpoint, which knows nothing of how many there were.
 """
 

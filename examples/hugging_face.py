@@ -1,7 +1,7 @@
 """Train a small GPT-2 by Hugging Face's Trainer with AvaStep: AdamW's lr, a warm-up from 0, and a checkpoint.
 
 Run: python examples/hugging_face.py
-     python examples/hugging_face.py runs/hugging_face/checkpoint-20     # goes on from there
+     python examples/hugging_face.py runs/hugging_face/checkpoint-20     # resumes from there
 
 Needs transformers and accelerate.
 """

@@ -1,7 +1,7 @@
 """Train with Lightning and AvaStep: a warm-up by steps, mixed precision, clipping, and a checkpoint.
 
 Run: python examples/lightning_module.py
-     python examples/lightning_module.py runs/lightning/checkpoints/last.ckpt 8    # goes on from there, to epoch 8
+     python examples/lightning_module.py runs/lightning/checkpoints/last.ckpt 8    # resumes from there, to epoch 8
 
 Needs lightning.
 """

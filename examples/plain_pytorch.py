@@ -2,7 +2,7 @@
 
 Run: python examples/plain_pytorch.py
 
-The lr, the schedule and the weight decay are AdamW's. Run it again: it goes on from the checkpoint.
+The lr, the schedule and the weight decay are AdamW's. Run it again: it resumes from the checkpoint.
 """
 
 from pathlib import Path

@@ -3,7 +3,7 @@
 Run: python examples/tune_your_model.py
 
 The model, the data and the training loop are yours; the objective is what you wrote already, with two numbers from the
-trial. Stop it with Ctrl-C, or kill it, and run it again: it goes on where it stopped.
+trial. Stop it with Ctrl-C, or kill it, and run it again: it resumes where it stopped.
 """
 
 import argparse
