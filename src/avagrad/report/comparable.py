@@ -23,7 +23,7 @@ from avagrad.tune.space import Cell, Space, axis
 
 __all__ = ["comparable", "comparable_sweeps", "distinct_names", "known_of", "names_of", "task_name"]
 
-# What makes errors comparable, beside the task's own options and data; and what a method is tuned by.
+# What makes errors comparable, besides the task's own options and data; and what a method is tuned by.
 _COMPARED = ("task", "preset", "epochs", "milestones", "factor", "clip", "precision")
 _TUNED = ("lr", "eps", "weight_decay", "optimizer_options")
 _NAMED = 3  # methods in the name of a group whose task is not known

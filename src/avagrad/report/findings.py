@@ -81,7 +81,7 @@ def _maps(rows: Rows) -> Iterator[tuple[str, str]]:
 
 
 def _searches(rows: Rows) -> Iterator[str]:
-    """Yield what each search found, beside the best of the grid that was run in the same way, if there is one."""
+    """Yield what each search found, and the best of the grid that was run in the same way, if there is one."""
     for sweep, known in rows:
         if known.space is None or known.parts is not None or min(known.space.shape) < 2:
             continue

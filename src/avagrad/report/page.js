@@ -1,5 +1,5 @@
 "use strict";
-// The text of a cell is shown beside the pointer or the finger.
+// The text of a cell is shown next to the pointer or the finger.
 const box = document.getElementById("hover");
 const hover = (event) => {
   const cell = event.target.closest ? event.target.closest("[data-text]") : null;

@@ -57,13 +57,13 @@ class Report:
 
     page: Path
     findings: tuple[str, ...]
-    beside: Path  # the folder of
+    beside: Path  # the folder of the figures and tables, next to the page
     files: tuple[Path, ...]
     problems: tuple[Problem, ...] = ()  # what could not be read or drawn
 
 
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Report:
-    """Write the page of a folder, and its figures and tables into a folder beside it.
+    """Write the page of a folder, and its figures and tables into a folder next to it.
 
     ``out`` is the page's file, ``report.html`` in the folder by default. What cannot be read or drawn is listed at the
     end of the page.

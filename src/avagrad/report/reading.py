@@ -26,7 +26,7 @@ __all__ = ["Collection", "Run", "Sweep", "collect", "method_title"]
 
 T = TypeVar("T")
 
-OUTPUT = "report-files"  # beside the page, and never read
+OUTPUT = "report-files"  # next to the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
@@ -208,7 +208,7 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
     r"""Read all that a folder and the folders in it hold.
 
     A folder with ``config.json`` is a run, an ensemble or the synthetic problem; a ``.journal`` is a study, whose runs
-    (the folders ``runs`` and ``ensembles`` beside it) are not shown by themselves; another ``.jsonl`` holds records.
+    (the folders ``runs`` and ``ensembles`` next to it) are not shown by themselves; another ``.jsonl`` holds records.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:

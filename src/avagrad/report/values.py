@@ -10,7 +10,7 @@ __all__ = ["Band", "duration", "number"]
 
 T = TypeVar("T")
 
-LARGEST = 1e100  # nobody can read what is beyond, and the arithmetic of an axis would overflow
+LARGEST = 1e100  # unreadable beyond, and the arithmetic of an axis would overflow
 _DIGITS = {"%": 2, "bits": 3}
 
 

@@ -1,4 +1,4 @@
-"""What a search finds for its trials, beside as many cells of the same grid drawn at random."""
+"""What a search finds for its trials, compared with as many random cells of the same grid."""
 
 import math
 from collections.abc import Sequence
@@ -69,7 +69,7 @@ class Budgets:
 def numbers(collection: Collection) -> list[Budgets]:
     """Return a chart for each group of sweeps that may be compared: the best value against the trials spent.
 
-    On a whole grid the separable search is replayed, beside :func:`random_search` on the same grid (the median, and
+    On a whole grid the separable search is replayed, next to :func:`random_search` on the same grid (the median, and
     from the lucky quarter to the unlucky one). What is not a whole grid is shown in the order of its records. Before
     the first trial that did not diverge there is a gap.
 

@@ -13,7 +13,7 @@ from avagrad.report.values import Band, grouped, mean_of_all, number, wants_log
 
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers"]
 
-NAME, CHAPTER = "learning-curves", "Methods beside each other"
+NAME, CHAPTER = "learning-curves", "Methods compared"
 NOTE = "Learning curves are means over seeds, with a band from the least to the most. A cross is where a run diverged."
 MOST_LINES = 12  # of single settings in a chart
 QUANTITIES = {"loss": "training loss", "error": "validation error", "gamma": "gamma", "lr": "lr"}

@@ -1,4 +1,4 @@
-"""What a step costs, beside torch's fused AdamW."""
+"""What a step costs, compared with torch's fused AdamW."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -94,8 +94,8 @@ def caption(bars: Bars) -> str:
     fastest = {title: min(found, key=lambda bar: bar.milliseconds) for title, found in ours.items() if found}
     ratios = "; ".join(f"{title}: {bar.title} {bar.ratio:.2f}" for title, bar in fastest.items())
     about = ", ".join(f"{key} {value}" for key, value in bars.about.items())
-    beside = f"The fastest of ours, times torch's fused AdamW: {ratios}." if ratios else ""
-    return " ".join(filter(None, [beside, f"Measured with {about}." if about else ""]))
+    compared = f"The fastest of ours, times torch's fused AdamW: {ratios}." if ratios else ""
+    return " ".join(filter(None, [compared, f"Measured with {about}." if about else ""]))
 
 
 def draw(bars: Bars) -> Figure:

@@ -1,4 +1,4 @@
-"""The paper's Table 1 from runs, with the paper's own numbers beside those of its experiments."""
+"""The paper's Table 1 from runs, next to the paper's own numbers."""
 
 import math
 import statistics
@@ -13,7 +13,7 @@ from avagrad.report.values import grouped, mean_of_all, rounded
 
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "results"]
 
-NAME, CHAPTER, NOTE = "table-1", "Methods beside each other", ""
+NAME, CHAPTER, NOTE = "table-1", "Methods compared", ""
 _REMARKS = 3  # that a caption has room for
 
 
@@ -101,7 +101,7 @@ def numbers(collection: Collection) -> list[Table1]:
 
 
 def draw(numbers: Table1) -> Table:
-    """Return the table, with the paper's own numbers beside those of its experiments.
+    """Return the table, next to the paper's own numbers.
 
     >>> end = {"status": "finished", "validation": {"error": 2.0}, "test": {"error": 3.0}}
     >>> config = {"task": "cifar", "optimizer": "sgd", "task_options": {"classes": 10}}
