@@ -247,6 +247,24 @@ def test_validation_and_test_losses_that_are_not_finite_are_divergence(
     assert [record.diverged_at for record in records] == [15, 30, None]
 
 
+@pytest.mark.parametrize(("task", "calls"), [("digits", 5), ("chars", 1)])
+def test_members_are_evaluated_together_where_that_needs_no_more_memory_than_a_step(
+    tmp_path: Path, text: str, monkeypatch: pytest.MonkeyPatch, task: str, calls: int
+) -> None:
+    measure, sizes = Stack._measure, []
+
+    def counting(self: Stack, weights: dict[str, Tensor], buffers: dict[str, Tensor], part: str) -> Any:
+        sizes.append(len(next(iter(weights.values()))))
+        return measure(self, weights, buffers, part)
+
+    monkeypatch.setattr(Stack, "_measure", counting)
+    options: dict[str, Any] = {"task_options": SMALL_CHARS, "data": text} if task == "chars" else {}
+    config = configure(task, "sgd", epochs=1, milestones=(), **options)
+    train_ensemble(config, [(0.01 * k, None, 0) for k in range(1, 11)], tmp_path / "x", members_at_once=10)
+    assert len(sizes) == 2 * calls  # the validation part after the epoch, the test part at the end
+    assert sum(sizes) == 20
+
+
 def test_when_all_have_diverged_it_ends(tmp_path: Path) -> None:
     config = configure("digits", "sgd", epochs=1000)
     records = train_ensemble(config, [(1e30, None, 0), (1e31, None, 0)], tmp_path / "x")

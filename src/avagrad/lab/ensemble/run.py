@@ -256,8 +256,9 @@ class Ensemble(Run):
     def _scores(self, part: str) -> tuple[list[float], list[float]]:
         """Evaluate all members; one whose loss is not finite has diverged."""
         assert self.members is not None
-        # A few at a time: the validation and test parts are larger than a batch.
-        losses, errors = self.members.scores(part, math.ceil(self.members.members / 8))
+        # A few at a time if the whole part is one batch, which is larger than one of training.
+        chunks = 1 if self.task.scores_in_batches else 8
+        losses, errors = self.members.scores(part, math.ceil(self.members.members / chunks))
         self.members.mark_diverged(~losses.isfinite(), self.step)
         return losses.tolist(), errors.tolist()
 

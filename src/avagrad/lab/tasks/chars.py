@@ -38,6 +38,7 @@ class Chars(Task):
     unit: ClassVar[str] = "bits"
     precision_on_cuda: ClassVar[str] = "tf32"
     data_wanted: ClassVar[str | None] = WANTED
+    scores_in_batches: ClassVar[bool] = True
     batch_size: int = 32
     bptt: int = 64
     embedding: int = 128

@@ -43,6 +43,7 @@ class Gpt(Task):
     measure: ClassVar[str] = "bits per token"
     unit: ClassVar[str] = "bits"
     no_decay: ClassVar[bool] = True
+    scores_in_batches: ClassVar[bool] = True
     batch_size: int = 32
     context: int = 64
     steps: int = 0
