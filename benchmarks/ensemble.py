@@ -68,7 +68,7 @@ def seconds_of_a_run(optimizer: str, sample: list[Cell], threads: int) -> float:
     return statistics.mean(found)
 
 
-def seconds_of_a_run_beside_another(optimizer: str, sample: list[Cell]) -> float:
+def seconds_of_one_of_two_runs(optimizer: str, sample: list[Cell]) -> float:
     """Train some points in each of two processes of one thread at the same time; return the mean."""
     code = (
         "import sys, json; sys.path.insert(0, sys.argv[1]); import ensemble as e; from avagrad.tune.space import Cell"
@@ -90,7 +90,7 @@ def digits(arguments: argparse.Namespace) -> dict[str, Any]:
         row = {
             "ensemble": seconds_of_the_ensemble(optimizer, cells, threads),
             "one": seconds_of_a_run(optimizer, sample, threads) * len(cells),
-            "two": seconds_of_a_run_beside_another(optimizer, sample) * len(cells) / 2,
+            "two": seconds_of_one_of_two_runs(optimizer, sample) * len(cells) / 2,
         }
         row |= {"factor": row["one"] / row["ensemble"], "factor_two": row["two"] / row["ensemble"]}
         rows.append(row)

@@ -1,4 +1,4 @@
-"""The foreach path beside torch's foreach Adam on ResNet-50's parameters, steps taken in turn.
+"""The foreach path compared with torch's foreach Adam on ResNet-50's parameters, steps taken in turn.
 
 The time is the host's, which varies between machines and minutes by more than the methods differ: a step of each, one
 after the other, is what can be compared.

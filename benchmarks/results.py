@@ -149,7 +149,7 @@ def main() -> None:
     for path in draw_documents_figures(held, FIGURES):
         print(path.relative_to(ROOT))
     report = write_report(ROOT / "results")
-    print(f"{report.page.relative_to(ROOT)}, with {len(report.files)} files in {report.beside.relative_to(ROOT)}")
+    print(f"{report.page.relative_to(ROOT)}, with {len(report.files)} files in {report.figures.relative_to(ROOT)}")
 
 
 if __name__ == "__main__":

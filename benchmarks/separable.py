@@ -1,4 +1,4 @@
-"""What the separable search finds, beside the full grid: for each method the pick and the grid's best, with new seeds.
+"""What the separable search finds, and what the full grid has: the pick and the best cell of each method, new seeds.
 
 Run: python benchmarks/separable.py --task digits --methods avagrad adam --out results/separable-digits
 """
@@ -74,7 +74,7 @@ def measured(task: str, method: str, place: Path, workers: int, epochs: int | No
 
 
 def main() -> None:
-    """Measure, print, and write the records beside the numbers."""
+    """Measure, print, and write the records next to the numbers."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--task", default="digits")
     parser.add_argument("--methods", nargs="+", default=["avagrad", "adam"])

@@ -1,4 +1,4 @@
-"""What a step costs where parameters are DTensors (fully_shard), beside the same model with plain ones.
+"""What a step costs where parameters are DTensors (fully_shard), compared with the same model with plain ones.
 
     torchrun --nproc-per-node 8 benchmarks/sharded.py --json sharded.json
 

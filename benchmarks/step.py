@@ -1,4 +1,4 @@
-"""Step time and memory of our optimizers beside torch's.
+"""Step time and memory of our optimizers compared with torch's.
 
 Run: python benchmarks/step.py --json step.json
 """

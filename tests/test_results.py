@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from avagrad.report.comparable import space_of
 from avagrad.report.figures import budgets
 from avagrad.report.figures.heat_maps import heat_map
+from avagrad.report.known import space_of
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.ridges import ridge

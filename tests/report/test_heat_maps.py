@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 from matplotlib.text import Text
 
-from avagrad.report.comparable import space_of
 from avagrad.report.drawing import save
 from avagrad.report.figures.heat_maps import HeatMap, caption, draw_heat_maps, heat_map, numbers, shades, ticks
+from avagrad.report.known import space_of
 from avagrad.report.reading import Collection, collect
 from avagrad.tune import Trial, tune
 from avagrad.tune.records import Record

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from avagrad.lab.tasks import synthetic as toy
-from avagrad.report.comparable import comparable, distinct_names, known_of, names_of
+from avagrad.report.comparable import comparable, distinct_names, names_of
 from avagrad.report.figures import budgets, figure_1, learning_curves, step_times
 from avagrad.report.figures.budgets import Budgets, random_search
 from avagrad.report.figures.figure_1 import Start
@@ -230,7 +230,7 @@ def test_a_line_is_in_the_order_of_its_records() -> None:
 
 def test_a_cell_is_paid_for_when_its_last_seed_is() -> None:
     records = [Record(1, None, 0, value=1), Record(2, None, 0, value=5), Record(2, None, 1, value=5)]
-    found = known_of(sweep([*records, Record(1, None, 1, value=3)]))
+    found = sweep([*records, Record(1, None, 1, value=3)]).known
     assert list(found.cells) == [Cell(2.0, None), Cell(1.0, None)]
     assert found.cells[Cell(1.0, None)].loss == 2
 

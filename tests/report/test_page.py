@@ -85,7 +85,7 @@ def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) 
     assert {path.name for path in report.files} == {
         "table-1.md", "table-1.csv", "learning-curves-1.png", "learning-curves-1.svg",
     }  # fmt: skip
-    assert (report.beside / "learning-curves-1.png").read_bytes()[:4] == b"\x89PNG"
+    assert (report.figures / "learning-curves-1.png").read_bytes()[:4] == b"\x89PNG"
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_a_drawing_on_the_page_says_what_its_file_says(tmp_path: Path) -> None:
     write_records(tmp_path / "mine.jsonl", [Record(lr, eps, value=lr + 1.2345 * eps) for lr in lrs for eps in epses])
     report = write_report(tmp_path)
     tag = re.compile(r"<text[^>]*>([^<]*)</text>")
-    texts = tag.findall((report.beside / "heat-maps-1.svg").read_text())
+    texts = tag.findall((report.figures / "heat-maps-1.svg").read_text())
     assert {"0.0123", "0.00321", "1.25", "value; colours by rank"} <= set(texts)
     assert tag.findall(report.page.read_text())[: len(texts)] == texts
 
@@ -188,7 +188,7 @@ def test_a_second_page_replaces_the_first_and_is_the_same(tmp_path: Path) -> Non
     run_folder(tmp_path / "one", [row(1), row(2)])
     first = write_report(tmp_path)
     before = {path: path.read_bytes() for path in (first.page, *first.files)}
-    stale, others = first.beside / "heat-maps-7.png", first.beside / "mine.txt"
+    stale, others = first.figures / "heat-maps-7.png", first.figures / "mine.txt"
     stale.write_text("of an earlier page")
     others.write_text("somebody else's")
     second = write_report(tmp_path)
@@ -200,7 +200,7 @@ def test_a_second_page_replaces_the_first_and_is_the_same(tmp_path: Path) -> Non
 def test_the_page_can_be_elsewhere_and_its_links_lead_back(tmp_path: Path) -> None:
     run_folder(tmp_path / "runs" / "one", [row(1)])
     report = write_report(tmp_path / "runs", tmp_path / "pages" / "mine.html")
-    assert report.beside == tmp_path / "pages" / "mine-files"
+    assert report.figures == tmp_path / "pages" / "mine-files"
     for link in Read(report.page).links:
         assert link.startswith(("#", "data:image/png")) or (report.page.parent / link).exists(), link
     (tmp_path / "link.html").symlink_to(report.page)

@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from avagrad.lab.methods import METHODS
-from avagrad.report.comparable import known_of
 from avagrad.report.figures import sweeps, table_1
 from avagrad.report.figures.sweeps import Sweeps
 from avagrad.report.figures.table_1 import Table1, results
@@ -34,7 +33,7 @@ def table_of_runs(runs: list[Run]) -> Table:
 
 
 def table_of_sweeps(given: list[Sweep]) -> Table:
-    return sweeps.draw((sweeps.numbers(Collection("a", sweeps=tuple(given))) or [Sweeps(())])[0])
+    return sweeps.draw((sweeps.numbers(Collection("a", sweeps=tuple(given))) or [Sweeps((), ())])[0])
 
 
 def texts(table: Table) -> list[list[str]]:
@@ -195,14 +194,14 @@ def test_a_whole_grid_tells_of_its_ridge() -> None:
     # All cells of the diagonal are as good: the middle one is taken, and the ridge is the diagonal.
     assert row[:9] == ["AvaGrad", "digits", "7 x 7", "49", "0:00:49", "0", "1", "1", "1.00"]
     assert row[9:12] == ["1.00", "1.00", "0.1 to 10"]
-    parts = known_of(Sweep("a", "a", grid(), config, {}, "minimize")).parts
+    parts = Sweep("a", "a", grid(), config, {}, "minimize").known.parts
     assert parts is not None
     assert row[12:] == [str(parts.trials), "1.00"]
 
 
 def test_seeds_are_averaged_and_more_may_be_better() -> None:
     sweep = Sweep("a", "a", grid(-1.0, seeds=2), {}, {}, "maximize")
-    known = known_of(sweep)
+    known = sweep.known
     assert known.parts is not None
     found = known.value(known.best), known.value(known.parts.pick), len(known.cells), sweep.seconds
     assert found == (-1.5, -1.5, 49, 98.0)
@@ -231,6 +230,6 @@ def test_what_is_no_whole_grid_has_blanks() -> None:
 @pytest.mark.parametrize("direction", ["minimize", "sideways"])
 def test_odd_sweeps_give_a_table(records: list[Record], best: Cell | None, direction: str) -> None:
     sweep = Sweep("a", HOSTILE, tuple(records), {"task": HOSTILE}, {}, direction)
-    assert known_of(sweep).best == best
+    assert sweep.known.best == best
     assert len(table_of_sweeps([sweep]).markdown().split("\n")) == 5
     assert table_of_sweeps([]).rows == ()

@@ -44,7 +44,7 @@ def report(
         typer.echo(f"cannot be read: {problem}", err=True)
     if len(written.problems) > _NAMED:
         typer.echo(f"and {len(written.problems) - _NAMED} more, which the page names", err=True)
-    typer.echo(f"{len(written.files)} files of figures and tables are in {written.beside}")
+    typer.echo(f"{len(written.files)} files of figures and tables are in {written.figures}")
     show_page(written.page, in_browser=show)
 
 

@@ -8,7 +8,6 @@ import json
 import math
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import PurePath
 from typing import Any
 
@@ -16,12 +15,9 @@ from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.report.reading import Run, Sweep
 from avagrad.report.values import grouped, mean_of_all, number
-from avagrad.tune.records import Record
-from avagrad.tune.scores import Score, best, scores
-from avagrad.tune.separability import Separability, separability
-from avagrad.tune.space import Cell, Space, axis
+from avagrad.tune.space import Cell
 
-__all__ = ["comparable", "comparable_sweeps", "distinct_names", "known_of", "names_of", "task_name"]
+__all__ = ["comparable", "comparable_sweeps", "distinct_names", "names_of", "task_name"]
 
 # What makes errors comparable, besides the task's own options and data; and what a method is tuned by.
 _COMPARED = ("task", "preset", "epochs", "milestones", "factor", "clip", "precision")
@@ -32,11 +28,6 @@ _NAMED = 3  # methods in the name of a group whose task is not known
 def unit_of(task: str) -> str:
     """Return the unit of a task's error; empty if the task is not one of ours."""
     return task_class(task).unit if task in TASKS else ""
-
-
-def direction_of(sweep: Sweep) -> str:
-    """Return the direction of a sweep; lower is better unless it says "maximize"."""
-    return "maximize" if sweep.direction == "maximize" else "minimize"
 
 
 def task_name(config: Mapping[str, Any]) -> str:
@@ -100,7 +91,7 @@ def names_of(sweeps: Sequence[Sweep]) -> list[str]:
         [_method_details(sweep.config) for sweep in sweeps],
         [_details(sweep.config, sweep.about) for sweep in sweeps],
         [{"seeds": len({record.seed for record in sweep.records})} for sweep in sweeps],
-        [{"points": len({record.point.cell for record in sweep.records})} for sweep in sweeps],
+        [{"points": len(sweep.known.cells)} for sweep in sweeps],
     ):
         names = distinct_names(names, details, tasks)
     return _numbered(names, [sweep.place for sweep in sweeps], tasks)
@@ -247,7 +238,7 @@ def comparable_sweeps(sweeps: Sequence[Sweep]) -> list[tuple[str, list[Sweep]]]:
 def _sweep_key(sweep: Sweep) -> Hashable:
     # If nothing is known of the settings, what is in one folder was put there to be compared.
     where = "" if sweep.task else str(PurePath(sweep.place).parent)
-    return where, direction_of(sweep), sweep.measure, _key(sweep.config, sweep.about)
+    return where, sweep.direction, sweep.measure, _key(sweep.config, sweep.about)
 
 
 def _sweeps_title(sweeps: Sequence[Sweep]) -> str:
@@ -256,66 +247,3 @@ def _sweeps_title(sweeps: Sequence[Sweep]) -> str:
     names = list(dict.fromkeys(map(_method, sweeps)))
     more = [f"{len(names) - _NAMED} more"] if len(names) > _NAMED else []
     return ", ".join([*names[:_NAMED], *more])
-
-
-def space_of(records: Sequence[Record]) -> Space:
-    """Return the axes of records: every lr and every eps that occurs."""
-    lrs, epses = (
-        {value for record in records if (value := getattr(record, name)) is not None} for name in ("lr", "eps")
-    )
-    return Space(axis(sorted(lrs) or None, "lr"), axis(sorted(epses) or None, "eps"))
-
-
-@dataclass(frozen=True)
-class Known:
-    """The axes of a sweep, and the score of each cell in the order of their records. A trial is a cell."""
-
-    space: Space | None  # None if there are no records
-    cells: Mapping[Cell, Score]
-    sign: float  # -1 if more is better: a loss is always to be made small
-
-    @property
-    def is_whole(self) -> bool:
-        """Whether every lr was run with every eps, and there are at least two of each."""
-        if self.space is None or 1 in self.space.shape or len(self.cells) != len(self.space):
-            return False
-        return all(cell in self.cells for cell in self.space.cells())
-
-    @cached_property
-    def parts(self) -> Separability | None:
-        """How far lr and eps are separable; None if the grid is not whole."""
-        whole = self.space if self.is_whole else None
-        return None if whole is None else separability(whole, self.cells, start=whole.start())
-
-    @property
-    def best(self) -> Cell | None:
-        """The best cell; some may lack an lr or an eps that others have."""
-        if self.parts is not None:
-            return self.parts.best
-        there = [cell for cell, score in self.cells.items() if not score.failed]
-        same_axes = len({tuple(value is None for value in cell) for cell in there}) == 1
-        return best(there, self.cells) if same_axes else min(there, key=lambda x: self.cells[x].rank, default=None)
-
-    def value(self, cell: Cell | None) -> float | None:
-        """Return the mean over the seeds of a cell."""
-        return None if cell is None else self.sign * self.cells[cell].loss
-
-
-def known_of(sweep: Sweep) -> Known:
-    """Return the cells of a sweep; of two records of one point the later one counts.
-
-    >>> records = tuple(Record(lr, eps, value=lr) for lr in (1, 2) for eps in (1, 2))
-    >>> known = known_of(Sweep("a", "a", records, {}, {}, "minimize"))
-    >>> known.is_whole, known.value(Cell(2.0, 1.0))
-    (True, 2.0)
-    """
-    records: dict[object, Record] = {}
-    for record in sweep.records:
-        records.pop(record.point, None)
-        records[record.point] = record
-    sign = -1.0 if direction_of(sweep) == "maximize" else 1.0
-    known = scores(records.values(), direction=direction_of(sweep))
-    # A cell is known when the last of its seeds is.
-    order = dict.fromkeys(record.point.cell for record in reversed(records.values()))
-    space = space_of(tuple(records.values())) if records else None
-    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign)

@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Iterator, Sequence
 
-from avagrad.report.comparable import Known, comparable_sweeps, known_of, unit_of
+from avagrad.report.comparable import comparable_sweeps, unit_of
 from avagrad.report.figures.figure_1 import starts_of
 from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
@@ -12,8 +12,6 @@ from avagrad.tune.search import plan
 from avagrad.tune.space import Cell, Space
 
 __all__ = ["findings", "six_lines"]
-
-Rows = Sequence[tuple[Sweep, Known]]
 
 
 def findings(collection: Collection) -> list[str]:
@@ -25,12 +23,11 @@ def findings(collection: Collection) -> list[str]:
     ...     print(line)
     Mine, 2 x 2: The best lr does not move over eps from 0.1 to 1 (slope 0.00; unknown at large eps). It is ...
     """
-    rows = _rows(collection)
     return [
         *map(_synthetic, collection.synthetics),
         *map(_comparison, results(collection.runs)),
-        *(line for _, line in _maps(rows)),
-        *_searches(rows),
+        *(line for _, line in _maps(collection.sweeps)),
+        *_searches(collection.sweeps),
     ]
 
 
@@ -40,19 +37,14 @@ def six_lines(collection: Collection) -> list[str]:
     >>> six_lines(Collection("a"))[0], len(six_lines(Collection("a")))
     ('The synthetic problem: not there.', 6)
     """
-    rows = _rows(collection)
-    maps = dict(_maps(rows))
+    maps = dict(_maps(collection.sweeps))
     titles = ("Adam", "AvaGrad", "AvaStep, decoupled_weight_decay=False")
     return [
         next(map(_synthetic, collection.synthetics), "The synthetic problem: not there."),
         *(maps.get(title, f"The map of {title}: not there.") for title in titles),
-        next(_searches(rows), "The search: not there."),
+        next(_searches(collection.sweeps), "The search: not there."),
         " ".join(map(_comparison, results(collection.runs))) or "The comparison of the methods: not there.",
     ]
-
-
-def _rows(collection: Collection) -> Rows:
-    return [(sweep, known_of(sweep)) for sweep in collection.sweeps]
 
 
 def _synthetic(synthetic: Synthetic) -> str:
@@ -72,36 +64,39 @@ def _synthetic(synthetic: Synthetic) -> str:
     return f"The synthetic problem, w{length}: {'; '.join(sentences) or 'nothing was recorded'}."
 
 
-def _maps(rows: Rows) -> Iterator[tuple[str, str]]:
+def _maps(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str]]:
     """Yield the titles of the whole grids, and a few sentences for each."""
-    for sweep, known in rows:
+    for sweep in sweeps:
+        known = sweep.known
         if known.parts is not None and known.space is not None:
-            best = f" Best: {_at(sweep, known, known.best)}." if known.best else ""
+            best = f" Best: {_at(sweep, known.best)}." if known.best else ""
             yield sweep.title, f"{_of(sweep)}, {' x '.join(map(str, known.space.shape))}: {known.parts.summary()}{best}"
 
 
-def _searches(rows: Rows) -> Iterator[str]:
+def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """Yield what each search found, and the best of the grid that was run in the same way, if there is one."""
-    for sweep, known in rows:
+    for sweep in sweeps:
+        known = sweep.known
         if known.space is None or known.parts is not None or min(known.space.shape) < 2:
             continue
-        line = f"The search for {_of(sweep)}: {len(known.cells)} trials{_found(sweep, known, known.space)}"
-        for grid, whole in rows:
-            alike = whole.best is not None and grid.title == sweep.title
-            if alike and whole.parts is not None and len(comparable_sweeps([grid, sweep])) == 1:
-                line += f"; the best of the grid's {len(whole.cells)} is {_at(grid, whole, whole.best)}"
+        line = f"The search for {_of(sweep)}: {len(known.cells)} trials{_found(sweep, known.space)}"
+        for grid in sweeps:
+            alike = grid.known.parts is not None and grid.known.best is not None and grid.title == sweep.title
+            if alike and len(comparable_sweeps([grid, sweep])) == 1:
+                line += f"; the best of the grid's {len(grid.known.cells)} is {_at(grid, grid.known.best)}"
                 break
         yield f"{line}."
 
 
-def _found(sweep: Sweep, known: Known, space: Space) -> str:
+def _found(sweep: Sweep, space: Space) -> str:
+    known = sweep.known
     if known.best is None:
         return " of which all diverged"
     search = plan("separable", space, known.cells, start=space.start())
     if not search.done or search.pick is None:
-        return f", the best of them {_at(sweep, known, known.best)}"
+        return f", the best of them {_at(sweep, known.best)}"
     rings = "the first ring confirmed it" if search.rings == 1 else f"after {search.rings} rings"
-    return f" found {_at(sweep, known, search.pick)} ({rings})"
+    return f" found {_at(sweep, search.pick)} ({rings})"
 
 
 def _comparison(column: Column) -> str:
@@ -129,5 +124,5 @@ def _of(sweep: Sweep) -> str:
     return f"{sweep.title} on {sweep.task}" if sweep.task else sweep.title
 
 
-def _at(sweep: Sweep, known: Known, cell: Cell | None) -> str:
-    return f"{cell}: {known.value(cell):.3g} {unit_of(sweep.task)}".rstrip() if cell else ""
+def _at(sweep: Sweep, cell: Cell | None) -> str:
+    return f"{cell}: {sweep.known.value(cell):.3g} {unit_of(sweep.task)}".rstrip() if cell else ""

@@ -57,7 +57,7 @@ class Report:
 
     page: Path
     findings: tuple[str, ...]
-    beside: Path  # the folder of the figures and tables, next to the page
+    figures: Path  # the folder of the figures and tables, next to the page
     files: tuple[Path, ...]
     problems: tuple[Problem, ...] = ()  # what could not be read or drawn
 
@@ -77,9 +77,9 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     page = Path(folder, PAGE) if out is None else Path(out)
     if page.suffix.lower() not in (".html", ".htm") or (page.exists() and (page.is_symlink() or not page.is_file())):
         raise ValueError(f"out is {str(page)!r}, but must be a file to write the page to, such as report.html.")
-    beside = page.with_name(OUTPUT if page.name == PAGE else f"{page.stem}-files")
+    figures = page.with_name(OUTPUT if page.name == PAGE else f"{page.stem}-files")
     try:
-        beside.mkdir(parents=True, exist_ok=True)
+        figures.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         why = f"nothing can be written to {str(page.parent)!r} ({error}): name another place by out."
         raise OSError(why) from error
@@ -87,17 +87,17 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     parts = list(_parts(collection, problems))
     made = {name: content for part in parts for name, content in part.files.items()}
     ours = re.compile(rf"({'|'.join(figure.NAME for figure in FIGURES)})(-[a-z0-9-]+)?\.(png|svg|md|csv)")
-    for name in os.listdir(beside):  # of an earlier page
+    for name in os.listdir(figures):  # of an earlier page
         if name not in made and ours.fullmatch(name):
-            (beside / name).unlink()
+            (figures / name).unlink()
     for name, held in made.items():
-        write_atomic(beside / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
+        write_atomic(figures / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
     lines = tuple(_try("findings", problems, partial(findings, collection)) or ())
     collection = replace(collection, problems=(*collection.problems, *problems))
     to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
-    text = _Page(collection, parts, lines, to_files, Path(beside.name)).text()
+    text = _Page(collection, parts, lines, to_files, Path(figures.name)).text()
     write_atomic(page, lambda file: file.write(text.encode()))
-    return Report(page, lines, beside, tuple(beside / name for name in made), collection.problems)
+    return Report(page, lines, figures, tuple(figures / name for name in made), collection.problems)
 
 
 @dataclass(frozen=True)
@@ -147,10 +147,10 @@ class _Page:
     """Puts the page together."""
 
     def __init__(
-        self, collection: Collection, parts: Sequence[_Part], lines: Sequence[str], to_files: Path, beside: Path
+        self, collection: Collection, parts: Sequence[_Part], lines: Sequence[str], to_files: Path, figures: Path
     ) -> None:
         self.collection, self.parts, self.lines = collection, parts, lines
-        self.to_files, self.beside = to_files, beside
+        self.to_files, self.figures = to_files, figures
         self.size = 0  # of the drawings so far
         self.drawings = 0
         self.settings = 0  # their size
@@ -211,7 +211,7 @@ class _Page:
         )
 
     def links(self, part: _Part) -> str:
-        links = (self.link(self.beside / name, name.rpartition(".")[2].upper()) for name in part.files)
+        links = (self.link(self.figures / name, name.rpartition(".")[2].upper()) for name in part.files)
         return f'<span class="quiet">{", ".join(links)}</span>'
 
     def drawing(self, part: _Part) -> str:
@@ -222,7 +222,7 @@ class _Page:
             picture = base64.b64encode(part.files[f"{part.name}.png"]).decode()
             drawn = f'<img alt="" src="data:image/png;base64,{picture}">'
         if self.size + len(drawn) > _PICTURES:
-            return f"<p>The page is large already: see {self.link(self.beside / f'{part.name}.png', 'the file')}.</p>"
+            return f"<p>The page is large already: see {self.link(self.figures / f'{part.name}.png', 'the file')}.</p>"
         self.size += len(drawn)
         return drawn
 
@@ -247,9 +247,8 @@ class _Page:
 
     def origin(self, thing: Run | Sweep) -> tuple[str, str]:
         """Return a link to the files, and the settings, folded; once there are many settings, the link alone."""
-        held = {
-            name: value for name in ("config", "search", "result", "about") if (value := getattr(thing, name, None))
-        }
+        parts = {name: getattr(thing, name, None) for name in ("config", "search", "result", "about")}
+        held: dict[str, Any] = {name: part for name, part in parts.items() if part}
         if "points" in held.get("config", {}):
             held["config"] = {key: value for key, value in held["config"].items() if key != "points"}
         shown = _text(json.dumps(held, indent=1, default=str)[:20_000])

@@ -12,12 +12,14 @@ import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
+from avagrad.report.known import Known, known_of
 from avagrad.report.values import number
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import NAMES
@@ -109,8 +111,16 @@ class Sweep:
     records: tuple[Record, ...]
     config: Mapping[str, Any]
     about: Mapping[str, Any]
-    direction: str
+    direction: str  # less is better, unless it says "maximize"
     search: Mapping[str, Any] = field(default_factory=dict)  # its axes, start and options, if a search made it
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "direction", "maximize" if self.direction == "maximize" else "minimize")
+
+    @cached_property
+    def known(self) -> Known:
+        """The axes, and the score of each cell."""
+        return known_of(self.records, self.direction)
 
     @property
     def task(self) -> str:

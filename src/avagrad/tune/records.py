@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from avagrad.files import write_atomic
-from avagrad.tune.space import NAMES, Axis, Point
+from avagrad.tune.space import NAMES, Point, axis_value
 
 __all__ = ["Record", "read_records", "worst", "write_records"]
 
@@ -60,7 +60,7 @@ class Record:
     def __post_init__(self) -> None:
         for name in NAMES:
             if getattr(self, name) is not None:
-                object.__setattr__(self, name, Axis(name, (getattr(self, name),)).values[0])
+                object.__setattr__(self, name, axis_value(name, getattr(self, name)))
         if self.lr is None and self.eps is None:
             raise ValueError("lr and eps are None, but at least one of them must be a number.")
         _require("seed", self.seed, _whole(self.seed), "a whole number")

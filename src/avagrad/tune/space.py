@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "kept", "shown"]
+__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "kept", "shown"]
 
 NAMES = ("lr", "eps")
 DEFAULT_EPS = 0.1  # where lr and eps were most separable: far from both Adam (small eps) and SGD (large eps)
@@ -134,7 +134,7 @@ class Axis:
             raise ValueError(f"name is {self.name!r}, but must be 'lr' or 'eps'.")
         if isinstance(self.values, (str, bytes, Mapping)) or not isinstance(self.values, Iterable):
             raise TypeError(f"{self.name} is {self.values!r}, but must be a sequence of numbers.")
-        values = tuple(_value(self.name, value) for value in self.values)
+        values = tuple(axis_value(self.name, value) for value in self.values)
         if not values:
             raise ValueError(f"{self.name} is {self.values!r}, but must have at least one value.")
         for before, after in itertools.pairwise(values):
@@ -155,7 +155,7 @@ class Axis:
     def index(self, value: float, called: str | None = None) -> int:
         """Return the index of a value on the axis, or raise an error that names the nearest values."""
         called = called or self.name
-        value = _value(called, value)
+        value = axis_value(called, value)
         if value in self.values:
             return self.values.index(value)
         near = sorted(sorted(self.values, key=lambda other: abs(math.log(other) - math.log(value)))[:3])
@@ -350,8 +350,12 @@ class Space:
         return line.index(value)
 
 
-def _value(name: str, value: Any) -> float:
-    """Return a rounded value, or reject it."""
+def axis_value(name: str, value: Any) -> float:
+    """Return a value of lr or eps, rounded, or reject it.
+
+    >>> axis_value("lr", 1)
+    1.0
+    """
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         raise TypeError(f"{name} has the value {value!r}, but a value must be a number.")
     try:
@@ -375,7 +379,7 @@ def _from_text(text: str, name: str) -> tuple[float, ...]:
         low, high, count = (read(part) for read, part in zip((float, float, int), word.split(":"), strict=True))
     except ValueError:
         raise ValueError(f"{name} is {text!r}, but must be one of {_FORMATS}.") from None
-    low, high = _value(name, low), _value(name, high)
+    low, high = axis_value(name, low), axis_value(name, high)
     if not low < high:
         raise ValueError(f"{name} is {text!r}, but must have its low end, {shown(low)}, below its high end.")
     if not 2 <= count <= MAX_VALUES:

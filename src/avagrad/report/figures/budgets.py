@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avagrad.report.comparable import comparable_sweeps, direction_of, known_of, names_of
+from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_axes, legend, new_figure
 from avagrad.report.reading import Collection, Sweep
 from avagrad.report.values import Band, number, wants_log
@@ -84,12 +84,12 @@ def numbers(collection: Collection) -> list[Budgets]:
         named = enumerate(zip(names_of(sweeps), sweeps, strict=True))
         lines = tuple(line for i, (name, sweep) in named for line in _lines(name, i, sweep))
         log = wants_log((value for line in lines for value in line.band.values), span=3.0)
-        found.append(Budgets(title, sweeps[0].measure, lines, log, direction_of(sweeps[0]) == "maximize"))
+        found.append(Budgets(title, sweeps[0].measure, lines, log, sweeps[0].direction == "maximize"))
     return found
 
 
 def _lines(title: str, place: int, sweep: Sweep) -> list[Line]:
-    known = known_of(sweep)
+    known = sweep.known
 
     def line(kind: str, lucky: Sequence[float], usual: Sequence[float], unlucky: Sequence[float]) -> Line:
         # An infinite loss is a gap: nothing that works has been found yet.

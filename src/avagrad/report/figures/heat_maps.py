@@ -15,8 +15,9 @@ from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.patheffects import withStroke
 
-from avagrad.report.comparable import Known, comparable_sweeps, direction_of, names_of, space_of
+from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
+from avagrad.report.known import Known, space_of
 from avagrad.report.reading import Collection
 from avagrad.tune.records import Record
 from avagrad.tune.scores import Score, scores
@@ -29,9 +30,7 @@ __all__ = [
 ]  # fmt: skip
 
 NAME, CHAPTER = "heat-maps", "How the best lr moves with eps"
-NOTE = (
-    "A cell is a training; point at it for its value. Colours are by rank over all maps of a heading: bright is good."
-)
+NOTE = "A cell is a training; point at it for its value. Colours are by rank within a heading: bright is good."
 MOST_VALUES = 40  # of an axis, before its values are put into bins
 _BINS = 24
 _COLOURS = "viridis_r"  # can be read with every kind of colour blindness, and in print
@@ -117,11 +116,11 @@ def numbers(collection: Collection) -> list[HeatMap]:
     found = []
     for title, sweeps in comparable_sweeps(collection.sweeps):
         maps = [
-            heat_map(name, sweep.records, direction=direction_of(sweep), search=sweep.search)
+            heat_map(name, sweep.records, direction=sweep.direction, search=sweep.search)
             for name, sweep in zip(names_of(sweeps), sweeps, strict=True)
             if any(record.lr is not None and record.eps is not None for record in sweep.records)
         ]
-        shade = shades(maps, direction=direction_of(sweeps[0]))
+        shade = shades(maps, direction=sweeps[0].direction)
         found += [replace(each, title=title, measure=sweeps[0].measure, shade=shade) for each in maps]
     return found
 

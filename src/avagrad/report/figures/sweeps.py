@@ -1,8 +1,9 @@
 """What sweeps over lr and eps found, and whether lr and eps are separable: a table."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-from avagrad.report.comparable import Known, known_of, names_of, unit_of
+from avagrad.report.comparable import names_of, unit_of
 from avagrad.report.reading import Collection, Sweep
 from avagrad.report.table import Table, TableCell
 from avagrad.report.values import duration, rounded
@@ -21,35 +22,30 @@ _COLUMNS = (
 
 @dataclass(frozen=True)
 class Sweeps:
-    """All sweeps, by their names, each with what is known of its cells."""
+    """All sweeps, and their names."""
 
-    rows: tuple[tuple[str, Sweep, Known], ...]
+    names: Sequence[str]
+    origins: Sequence[Sweep]
     title: str = ""
-
-    @property
-    def origins(self) -> list[Sweep]:
-        """Where each row is from."""
-        return [sweep for _, sweep, _ in self.rows]
 
 
 def numbers(collection: Collection) -> list[Sweeps]:
-    """Return what is known of all sweeps; nothing if there are none.
+    """Return all sweeps with their names; nothing if there are none.
 
     >>> from avagrad.tune.records import Record
     >>> records = tuple(Record(lr, eps, value=lr + eps) for lr in (1, 2, 3) for eps in (0.1, 1, 2))
     >>> (found,) = numbers(Collection("a", sweeps=(Sweep("a", "mine", records, {}, {}, "minimize"),)))
-    >>> [(name, str(known.best), known.parts.trials) for name, _, known in found.rows]
-    [('mine', 'lr 1, eps 0.1', 6)]
+    >>> found.names, [(str(sweep.known.best), sweep.known.parts.trials) for sweep in found.origins]
+    (['mine'], [('lr 1, eps 0.1', 6)])
     """
     sweeps = collection.sweeps
-    rows = zip(names_of(sweeps), sweeps, map(known_of, sweeps), strict=True)
-    return [Sweeps(tuple(rows))] if sweeps else []
+    return [Sweeps(names_of(sweeps), sweeps)] if sweeps else []
 
 
 def caption(sweeps: Sweeps) -> str:
     """Return what the columns are.
 
-    >>> caption(Sweeps(()))[:27]
+    >>> caption(Sweeps((), ()))[:27]
     'A trial is a cell of the gr'
     """
     return (
@@ -67,11 +63,12 @@ def draw(sweeps: Sweeps) -> Table:
     >>> [cell.text for cell in draw(numbers(Collection("a", sweeps=(sweep,)))[0]).rows[0]][:9]
     ['adam', '', '1 x 1', '1', '2 s', '0', '0.1', '1e-08', '3']
     """
-    rows = tuple(tuple(map(TableCell, _texts(*row))) for row in sweeps.rows)
+    rows = tuple(tuple(map(TableCell, _texts(*row))) for row in zip(sweeps.names, sweeps.origins, strict=True))
     return Table(_COLUMNS, rows, caption(sweeps), left=3)
 
 
-def _texts(name: str, sweep: Sweep, known: Known) -> list[str]:
+def _texts(name: str, sweep: Sweep) -> list[str]:
+    known = sweep.known
     lr, eps = known.best or Cell(None, None)
     parts, unit = known.parts, unit_of(sweep.task)
     texts = [
