@@ -1,7 +1,6 @@
 """What a folder holds: runs, records of sweeps over lr and eps, the synthetic problem, step times.
 
-Only regular files are read. What cannot be read is listed as a problem, and the rest is read all the same. Nothing is
-written.
+Only regular files are read. What cannot be read is listed as a problem, and the rest is read all the same.
 """
 
 import json
