@@ -37,11 +37,15 @@ MAPS = {
     ),
     "avastep-cifar10": (
         "validation error, %",
-        tuple(f"cifar10-small/{name}" for name in ("adam", "avagrad", "avastep")),
+        tuple(f"cifar10-small/{name}" for name in METHODS),
     ),
     "avastep-text": (
         "validation, bits per character",
-        tuple(f"tinyshakespeare-wide/{name}" for name in ("adam", "avagrad", "avastep")),
+        tuple(f"tinyshakespeare-wide/{name}" for name in METHODS),
+    ),
+    "penn-treebank-heat-maps": (
+        "validation, bits per character",
+        tuple(f"penn-treebank-small/{name}" for name in METHODS),
     ),
     "transformer-heat-maps": (
         "validation, bits per character",

@@ -11,7 +11,7 @@ import pytest
 
 from avagrad.report.figures import budgets
 from avagrad.report.figures.heat_maps import heat_map
-from avagrad.report.known import space_of
+from avagrad.report.known import known_of, space_of
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.ridges import ridge
@@ -228,11 +228,27 @@ def test_what_random_cells_find_is_what_the_records_say(sweeps: dict[str, Sweep]
     assert f"{texts[0]:.3f} and {texts[1]:.3f} bits on the text" in text
 
 
+@pytest.mark.parametrize("method", ["Adam", "AvaGrad", "AvaStep"])
+def test_the_table_of_figure_3_is_what_the_records_say(method: str) -> None:
+    records = read_records(ROOT / "results" / "penn-treebank-small" / method.lower() / "records.jsonl")
+    known = known_of(records)
+    assert known.parts is not None
+    assert known.best is not None
+    ridge_of = dict(known.parts.ridge)
+    shown = [f"{ridge_of[eps]:.3g}" for eps in (1e-8, 1e-4, 1e-2, 1.0, 100.0)]
+    shown = [text.replace("2e+03", "2000") for text in shown]
+    best = f"{known.best.lr:.3g}, {known.best.eps:.3g}"
+    expected = [*shown, f"{ridge(records).spread:.2f}", best, f"{known.value(known.best):.3f}"]
+    (row,) = (row for row in rows_of("docs/reproduce.md", method) if len(row) == len(expected))
+    assert row == expected
+
+
 @pytest.mark.parametrize(
     ("title", "folder", "adam"),
     [
         ("CIFAR-10, convolutional network", "cifar10-small", "adam"),
         ("Tiny Shakespeare, LSTM", "tinyshakespeare-wide", "adam"),
+        ("Penn Treebank, LSTM, one seed", "penn-treebank-small", "adam"),
         ("film reviews, transformer", "gpt-quick", "adamw"),
         ("digits, small network", "digits-wide", "adam"),
     ],
@@ -243,8 +259,10 @@ def test_the_short_table_of_moves_is_what_the_records_say(title: str, folder: st
         seeds: dict[int, list[Record]] = {}
         for record in read_records(ROOT / "results" / folder / method / "records.jsonl"):
             seeds.setdefault(record.seed, []).append(record)
-        spread = statistics.mean(ridge(records).spread for records in seeds.values())
-        shown.append(f"{spread:.2f}{' (one seed)' if len(seeds) == 1 else ''}")
+        ridges = [ridge(records) for records in seeds.values()]
+        one = " (one seed)" if len(seeds) == 1 and "one seed" not in title else ""
+        end = ", at the end of its axis" if any(each.at_an_end for each in ridges) else ""
+        shown.append(f"{statistics.mean(each.spread for each in ridges):.2f}{one}{end}")
     assert row_of("docs/choosing-lr-and-eps.md", title) == shown
 
 
@@ -343,7 +361,7 @@ def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
 
 def test_the_table_of_the_race_is_what_was_recorded() -> None:
     found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
-    assert len(found) == 25
+    assert len(found) == 28
     for place, race in found.items():
         taken = race["lines"]["trials"]
         rows, columns = race["shape"]
@@ -366,7 +384,13 @@ def test_the_search_by_lines_is_the_one_that_raced() -> None:
 
 @pytest.mark.parametrize(
     ("folder", "most"),
-    [("cifar10-small", 16), ("digits-wide", 16), ("tinyshakespeare-wide", 16), ("gpt-quick", 24)],
+    [
+        ("cifar10-small", 16),
+        ("digits-wide", 16),
+        ("tinyshakespeare-wide", 16),
+        ("penn-treebank-small", 19),
+        ("gpt-quick", 24),
+    ],
 )
 def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) -> None:
     records = read_records(ROOT / "results" / folder / "avastep" / "records.jsonl")
