@@ -21,10 +21,17 @@ from avagrad.optim.rules import LARGEST
 __all__ = ["go_over", "prepare"]
 
 _DTYPES = {torch.float32: tl.float32, torch.bfloat16: tl.bfloat16, torch.float16: tl.float16}
-_COLUMNS = tl.constexpr(len(COLUMNS))
-_NUMBERS = tl.constexpr(NUMBERS)
-_SHARED = tl.constexpr(SHARED)
 _LARGEST = tl.constexpr(LARGEST)
+# The columns of the tables: of tensors, of groups, and of the numbers that the coordinates of a tensor share.
+(
+    T_W, T_M, T_V, T_STEP, T_NUMEL, T_GROUP, T_PARAM_ID, T_COMPENSATION, T_FIRST_BLOCK, T_SEED, T_COLUMNS,
+) = map(tl.constexpr, range(len(COLUMNS) + 1))  # fmt: skip
+G_LR, G_BETA1, G_BETA2, G_EPS, G_DECAY, G_CLIP_UPDATE, G_CLIP_MOMENT, G_COLUMNS = map(tl.constexpr, range(NUMBERS + 1))
+(
+    S_MOVES, S_STARTED, S_SIZE, S_SHRINK, S_BETA1, S_BETA1_REST, S_BETA2, S_BETA2_REST, S_EPS, S_DECAY,
+    S_INVERSE_BEFORE, S_INVERSE_NEXT, S_UNSCALE, S_COUNTS, S_KEY, S_CLIP_UPDATE, S_CLIP_MOMENT, S_UNIT, S_INVERSE_UNIT,
+    S_COLUMNS,
+) = map(tl.constexpr, range(SHARED + 1))  # fmt: skip
 
 
 # --- launching -------------------------------------------------------------------------------------------------------
@@ -108,8 +115,8 @@ def _gamma(totals, NORM: tl.constexpr):
 @triton.jit
 def _key(row, t, mask):
     """As rounding.random_bits, up to the element."""
-    param_id = tl.load(row + 6, mask=mask, other=0).to(tl.uint32)
-    seed = tl.load(row + 9, mask=mask, other=0).to(tl.uint32)
+    param_id = tl.load(row + T_PARAM_ID, mask=mask, other=0).to(tl.uint32)
+    seed = tl.load(row + T_SEED, mask=mask, other=0).to(tl.uint32)
     # Through int64, which every device casts in the same way.
     return _mix(_mix(_mix(seed) + t.to(tl.int64).to(tl.uint32)) + param_id)
 
@@ -117,13 +124,13 @@ def _key(row, t, mask):
 @triton.jit
 def _store_bounds(out, group, inverse_correction, eps, mask, OF_STEP: tl.constexpr):
     """Store the multiples of r that bound the uncorrected moment and the gradient, and the unit of the sums."""
-    clip_update = tl.load(group + 5, mask=mask, other=0.0) / inverse_correction
-    clip_moment = tl.load(group + 6, mask=mask, other=0.0)
+    clip_update = tl.load(group + G_CLIP_UPDATE, mask=mask, other=0.0) / inverse_correction
+    clip_moment = tl.load(group + G_CLIP_MOMENT, mask=mask, other=0.0)
     unit = tl.maximum(eps, 1.0) if OF_STEP else eps * 0 + 1
-    tl.store(out + 15, clip_update.to(tl.float32), mask=mask)
-    tl.store(out + 16, clip_moment.to(tl.float32), mask=mask)
-    tl.store(out + 17, unit.to(tl.float32), mask=mask)
-    tl.store(out + 18, (1 / unit).to(tl.float32), mask=mask)
+    tl.store(out + S_CLIP_UPDATE, clip_update.to(tl.float32), mask=mask)
+    tl.store(out + S_CLIP_MOMENT, clip_moment.to(tl.float32), mask=mask)
+    tl.store(out + S_UNIT, unit.to(tl.float32), mask=mask)
+    tl.store(out + S_INVERSE_UNIT, (1 / unit).to(tl.float32), mask=mask)
 
 
 @triton.jit
@@ -135,20 +142,20 @@ def shared_numbers(
     """Store each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, update the step counts."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = index < n
-    row = tensors + index * _COLUMNS
+    row = tensors + index * T_COLUMNS
     moves = tl.where(tl.load(grads + index, mask=mask, other=0) != 0, 1.0, 0.0).to(tl.float64)
     if SKIPS:
         moves = moves * tl.where(tl.load(found_inf) == 0, 1.0, 0.0)
     if REBUILD:
         moves = moves * 0
-    step = tl.load(row + 3, mask=mask, other=0).to(tl.pointer_type(tl.float32))
+    step = tl.load(row + T_STEP, mask=mask, other=0).to(tl.pointer_type(tl.float32))
     before = tl.load(step, mask=mask, other=1.0).to(tl.float64)
-    group = numbers + tl.load(row + 5, mask=mask, other=0) * _NUMBERS
-    lr = tl.load(group, mask=mask, other=0.0)
-    beta1 = tl.load(group + 1, mask=mask, other=0.0)
-    beta2 = tl.load(group + 2, mask=mask, other=0.0)
-    eps = tl.load(group + 3, mask=mask, other=1.0)
-    weight_decay = tl.load(group + 4, mask=mask, other=0.0)
+    group = numbers + tl.load(row + T_GROUP, mask=mask, other=0) * G_COLUMNS
+    lr = tl.load(group + G_LR, mask=mask, other=0.0)
+    beta1 = tl.load(group + G_BETA1, mask=mask, other=0.0)
+    beta2 = tl.load(group + G_BETA2, mask=mask, other=0.0)
+    eps = tl.load(group + G_EPS, mask=mask, other=1.0)
+    weight_decay = tl.load(group + G_DECAY, mask=mask, other=0.0)
 
     t = before + moves  # the number of gradients before the next step
     one = before * 0 + 1
@@ -159,28 +166,28 @@ def shared_numbers(
         size = 1 / _correction(beta1, t)
         started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
-    out = shared + index * _SHARED
+    out = shared + index * S_COLUMNS
     _store_bounds(out, group, size, eps, mask, OF_STEP)
     if NORM:
         size = size * _gamma(totals, NORM)
     if SCALED:
         unscale = one / tl.load(grad_scale).to(tl.float64)
 
-    tl.store(out, moves.to(tl.float32), mask=mask)
-    tl.store(out + 1, started.to(tl.float32), mask=mask)
-    tl.store(out + 2, (lr * size).to(tl.float32), mask=mask)
-    tl.store(out + 3, (1 - lr * weight_decay * started).to(tl.float32), mask=mask)
-    tl.store(out + 4, beta1.to(tl.float32), mask=mask)
-    tl.store(out + 5, (1 - beta1).to(tl.float32), mask=mask)
-    tl.store(out + 6, beta2.to(tl.float32), mask=mask)
-    tl.store(out + 7, (1 - beta2).to(tl.float32), mask=mask)
-    tl.store(out + 8, eps.to(tl.float32), mask=mask)
-    tl.store(out + 9, weight_decay.to(tl.float32), mask=mask)
-    tl.store(out + 10, inverse_before.to(tl.float32), mask=mask)
-    tl.store(out + 11, inverse_next.to(tl.float32), mask=mask)
-    tl.store(out + 12, unscale.to(tl.float32), mask=mask)
-    tl.store(out + 13, counts.to(tl.float32), mask=mask)
-    tl.store((out + 14).to(tl.pointer_type(tl.uint32), bitcast=True), _key(row, t, mask), mask=mask)
+    tl.store(out + S_MOVES, moves.to(tl.float32), mask=mask)
+    tl.store(out + S_STARTED, started.to(tl.float32), mask=mask)
+    tl.store(out + S_SIZE, (lr * size).to(tl.float32), mask=mask)
+    tl.store(out + S_SHRINK, (1 - lr * weight_decay * started).to(tl.float32), mask=mask)
+    tl.store(out + S_BETA1, beta1.to(tl.float32), mask=mask)
+    tl.store(out + S_BETA1_REST, (1 - beta1).to(tl.float32), mask=mask)
+    tl.store(out + S_BETA2, beta2.to(tl.float32), mask=mask)
+    tl.store(out + S_BETA2_REST, (1 - beta2).to(tl.float32), mask=mask)
+    tl.store(out + S_EPS, eps.to(tl.float32), mask=mask)
+    tl.store(out + S_DECAY, weight_decay.to(tl.float32), mask=mask)
+    tl.store(out + S_INVERSE_BEFORE, inverse_before.to(tl.float32), mask=mask)
+    tl.store(out + S_INVERSE_NEXT, inverse_next.to(tl.float32), mask=mask)
+    tl.store(out + S_UNSCALE, unscale.to(tl.float32), mask=mask)
+    tl.store(out + S_COUNTS, counts.to(tl.float32), mask=mask)
+    tl.store((out + S_KEY).to(tl.pointer_type(tl.uint32), bitcast=True), _key(row, t, mask), mask=mask)
     if COUNTS:
         tl.store(step, t.to(tl.float32), mask=mask & (moves != 0))
 
@@ -229,7 +236,7 @@ def _at_random(w, offsets, key, DTYPE: tl.constexpr):
 def _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
     """As rounding.store."""
     if ROUNDING == "stochastic":
-        key = tl.load((shared + 14).to(tl.pointer_type(tl.uint32), bitcast=True))
+        key = tl.load((shared + S_KEY).to(tl.pointer_type(tl.uint32), bitcast=True))
         tl.store(w_at + offsets, _at_random(w, offsets, key, w_at.dtype.element_ty), mask=mask)
     else:
         stored = _nearest(w, w_at.dtype.element_ty)
@@ -249,14 +256,14 @@ def _block(
     OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one block (unless ``REBUILD``), and store the sum of the next step's eta^p."""
-    eps = tl.load(shared + 8)
+    eps = tl.load(shared + S_EPS)
     offsets = start + tl.arange(0, BLOCK)
     mask = offsets < n if MASKED else None
     other = 0.0 if MASKED else None
     v = tl.load(v_at + offsets, mask=mask, other=other)
     if not REBUILD:
         w = tl.load(w_at + offsets, mask=mask, other=other).to(tl.float32)
-        g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + 12)
+        g = tl.load(g_at + offsets, mask=mask, other=other).to(tl.float32) * tl.load(shared + S_UNSCALE)
         m = tl.load(m_at + offsets, mask=mask, other=other)
         if ROUNDING == "kahan":
             w += tl.load(comp_at + offsets, mask=mask, other=other).to(tl.float32)
@@ -264,34 +271,34 @@ def _block(
             g = -g
         if DECAYS:
             if DECOUPLED:
-                w = w * tl.load(shared + 3)
+                w = w * tl.load(shared + S_SHRINK)
             elif ACTIVE_ONLY:
-                g = tl.where((v == 0) & (g == 0), g, g + tl.load(shared + 9) * w)
+                g = tl.where((v == 0) & (g == 0), g, g + tl.load(shared + S_DECAY) * w)
             else:
-                g = g + tl.load(shared + 9) * w
-        r = tl.sqrt(v * tl.load(shared + 10))
+                g = g + tl.load(shared + S_DECAY) * w
+        r = tl.sqrt(v * tl.load(shared + S_INVERSE_BEFORE))
         if OF_STEP:
             g = _clamped(g, _LARGEST)
         if CLIPS_MOMENT:
-            g = _clamped(g, tl.where(r > 0, tl.load(shared + 16) * r, _LARGEST))
-        m = tl.load(shared + 4) * m + tl.load(shared + 5) * g
-        kept = _clamped(m, tl.load(shared + 15) * r) if CLIPS else m  # 0 where v is 0
+            g = _clamped(g, tl.where(r > 0, tl.load(shared + S_CLIP_MOMENT) * r, _LARGEST))
+        m = tl.load(shared + S_BETA1) * m + tl.load(shared + S_BETA1_REST) * g
+        kept = _clamped(m, tl.load(shared + S_CLIP_UPDATE) * r) if CLIPS else m  # 0 where v is 0
         eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS)
-        w = tl.where(tl.load(shared + 1) != 0, w - tl.load(shared + 2) * eta * kept, w)
-        v = tl.load(shared + 6) * v + tl.load(shared + 7) * g * g
+        w = tl.where(tl.load(shared + S_STARTED) != 0, w - tl.load(shared + S_SIZE) * eta * kept, w)
+        v = tl.load(shared + S_BETA2) * v + tl.load(shared + S_BETA2_REST) * g * g
         _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING)
         tl.store(m_at + offsets, m, mask=mask)
         tl.store(v_at + offsets, v, mask=mask)
     if NORM:
-        r = tl.sqrt(v * tl.load(shared + 11))
+        r = tl.sqrt(v * tl.load(shared + S_INVERSE_NEXT))
         # Scaled by a unit, so that the square of a step is not 0 in float32.
-        x = r * tl.load(shared + 17) / (r + eps) if OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
+        x = r * tl.load(shared + S_UNIT) / (r + eps) if OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
         if MASKED:
             x = tl.where(mask, x, 0.0)
-        counts = tl.load(shared + 13)
+        counts = tl.load(shared + S_COUNTS)
         # In float64, so that the order of the additions within a block does not matter.
         power = (x * x if NORM == 2 else x).to(tl.float64)
-        inverse = tl.load(shared + 18).to(tl.float64)
+        inverse = tl.load(shared + S_INVERSE_UNIT).to(tl.float64)
         tl.store(sums, tl.sum(power, 0) * counts * (inverse * inverse if NORM == 2 else inverse))
         if ACTIVE_ONLY:
             live = v != 0
@@ -316,16 +323,16 @@ def delayed_pass(
     """
     block = first_block + tl.program_id(0)
     index = tl.load(blocks + block).to(tl.int64)
-    its_shared = shared + index * _SHARED
-    if REBUILD or tl.load(its_shared) != 0:
-        row = tensors + index * _COLUMNS
-        start = (block - tl.load(row + 8)) * BLOCK
-        w_bits = tl.load(row)
-        m_bits = tl.load(row + 1)
-        v_bits = tl.load(row + 2)
+    its_shared = shared + index * S_COLUMNS
+    if REBUILD or tl.load(its_shared + S_MOVES) != 0:
+        row = tensors + index * T_COLUMNS
+        start = (block - tl.load(row + T_FIRST_BLOCK)) * BLOCK
+        w_bits = tl.load(row + T_W)
+        m_bits = tl.load(row + T_M)
+        v_bits = tl.load(row + T_V)
         g_bits = gradient if ONE else tl.load(grads + index)
-        comp_bits = tl.load(row + 7)
-        n = tl.load(row + 4)
+        comp_bits = tl.load(row + T_COMPENSATION)
+        n = tl.load(row + T_NUMEL)
         w_at = w_bits.to(tl.pointer_type(DTYPE))
         g_at = g_bits.to(tl.pointer_type(DTYPE))
         comp_at = comp_bits.to(tl.pointer_type(DTYPE))
