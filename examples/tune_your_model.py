@@ -11,7 +11,7 @@ import argparse
 import torch
 from torch import nn
 
-from avagrad import AvaGrad
+from avagrad import AvaStep
 from avagrad.tune import Trial, tune
 
 
@@ -31,7 +31,7 @@ def objective(trial: Trial) -> float:
     assert trial.eps is not None
     torch.manual_seed(trial.seed)
     model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(), nn.Linear(32, 2))
-    optimizer = AvaGrad(model.parameters(), lr=trial.lr, eps=trial.eps)
+    optimizer = AvaStep(model.parameters(), lr=trial.lr, eps=trial.eps)
     (points, sides), (others, other_sides) = data(seed=1), data(seed=2)
     for step in range(500):
         batch = torch.randint(len(points), (64,))
@@ -52,9 +52,7 @@ def main() -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--storage", default="runs/spirals.journal")
     given = parser.parse_args()
-    result = tune(
-        objective, lr="1e-3:1e2:11", eps="1e-8:100:11", storage=given.storage, workers=given.workers, start_eps=0.1
-    )
+    result = tune(objective, optimizer="avastep", storage=given.storage, workers=given.workers)
     print(result.summary())
 
 

@@ -47,7 +47,7 @@ class DelayedFamily:
     norm: int = 2
     active_only: bool = False
     maximize: bool = False
-    of_step: bool = False  # AvaStep: gamma normalises eta r instead of eta; with active_only and bias_correction
+    norm_of_step: bool = False  # AvaStep: gamma normalises eta r instead of eta; with active_only and bias_correction
     clip_update: float | None = None
     clip_moment: float | None = None
 
@@ -74,7 +74,9 @@ class DelayedFamily:
         """The factor of line 7: sqrt(d) / ||eta||, over all parameters."""
         if not self.normalised:
             return 1.0
-        every = np.concatenate([(self.eta(p) * (self.size(p) if self.of_step else 1)).ravel() for p in self.params])
+        every = np.concatenate(
+            [(self.eta(p) * (self.size(p) if self.norm_of_step else 1)).ravel() for p in self.params]
+        )
         counted = every[~np.isnan(every)]
         d = len(counted)
         if d == 0:
@@ -98,7 +100,7 @@ class DelayedFamily:
             else:
                 decays = (p.v != 0) | (g != 0) if self.active_only else True
                 g = g + np.where(decays, p.weight_decay * p.w, 0)
-            if self.of_step:
+            if self.norm_of_step:
                 most = np.full_like(r, 1e18)
                 if self.clip_moment is not None:
                     most[r > 0] = np.minimum(self.clip_moment * r[r > 0], 1e18)

@@ -122,7 +122,9 @@ class _Rule:
     bias_correction: bool = True
     active_only: bool = False
     normalised: bool = True  # else gamma is 1
-    of_step: bool = False  # gamma normalises the predicted step, and gradients are bounded (AvaStep); else the rates
+    norm_of_step: bool = (
+        False  # gamma normalises the predicted step, and gradients are bounded (AvaStep); else the rates
+    )
 
     def __post_init__(self) -> None:
         _check(self.owner, vars(self))
@@ -189,12 +191,12 @@ class _Rule:
         if not self.normalised:
             return 1.0
         # The terms are multiplied by unit, so that their squares fit in float32 at every eps.
-        unit = jnp.maximum(1.0, self.eps) if self.of_step else jnp.sqrt(self.eps)
+        unit = jnp.maximum(1.0, self.eps) if self.norm_of_step else jnp.sqrt(self.eps)
         total = d = jnp.zeros((), jnp.result_type(float))
         for i, v in enumerate(leaves):
             if not _is_missing(v):
                 r, eta = self.rates(v, count[i])
-                x = unit * r * eta if self.of_step else unit * eta
+                x = unit * r * eta if self.norm_of_step else unit * eta
                 power_sum = jnp.sum(jnp.where(self.norm == 2, x * x, x), dtype=total.dtype)
                 size = jnp.sum(jnp.sign(v), dtype=d.dtype) if self.active_only else float(v.size)
                 counts = count[i] > 0 if self.bias_correction else True
@@ -212,7 +214,7 @@ class _Rule:
         x, mu = jnp.asarray(g, v.dtype), m.astype(v.dtype)
         if decay is not None and not self.decoupled_weight_decay:  # decay alone does not make a coordinate active
             x = x + (jnp.where((v == 0) & (x == 0), 0.0, decay) if self.active_only else decay)
-        if self.of_step:
+        if self.norm_of_step:
             x = jnp.clip(x, -LARGEST, LARGEST)
         if self.clip_moment is not None:
             most = jnp.where(r > 0, self.clip_moment * r, math.inf)
@@ -330,7 +332,7 @@ def scale_by_avastep(
     >>> [round(x, 4) for x in updates.tolist()]
     [1.0, 1.0]
     """
-    return _scaling("scale_by_avastep", {**locals(), "active_only": True, "of_step": True})
+    return _scaling("scale_by_avastep", {**locals(), "active_only": True, "norm_of_step": True})
 
 
 def delayed_adam(
@@ -448,7 +450,7 @@ def avastep(
     >>> [round(x, 4) for x in params.tolist()]
     [0.98, -1.98]
     """
-    return _optimizer("avastep", {**locals(), "active_only": True, "of_step": True})
+    return _optimizer("avastep", {**locals(), "active_only": True, "norm_of_step": True})
 
 
 def _scaling(owner: str, arguments: dict[str, Any]) -> Any:

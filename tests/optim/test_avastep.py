@@ -126,7 +126,9 @@ def test_the_whole_range_of_eps_in_float32(path: str, eps: float, norm: int, mon
     w = torch.nn.Parameter(torch.zeros(40, device=device))
     opt = AvaStep([w], lr=0.1, eps=eps, norm=norm, **options)
     known = reference.Param(np.zeros(40), 0.1, 0.9, 0.999, eps, 0.0)
-    oracle = reference.DelayedFamily([known], True, True, norm=norm, active_only=True, of_step=True, clip_update=1.0)
+    oracle = reference.DelayedFamily(
+        [known], True, True, norm=norm, active_only=True, norm_of_step=True, clip_update=1.0
+    )
     for g in grads:
         w.grad = g.to(device)
         opt.step()

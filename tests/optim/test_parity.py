@@ -154,7 +154,7 @@ def test_delayed_family_is_the_reference(
             norm=norm,
             active_only=options.get("active_only", True),
             maximize=options["maximize"],
-            of_step=name == "AvaStep",
+            norm_of_step=name == "AvaStep",
             clip_update=options["clip_update"],
             clip_moment=options.get("clip_moment"),
         )

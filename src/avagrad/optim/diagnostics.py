@@ -73,7 +73,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
     middle[0] = 0.0
     eta = rule.rates(middle, step)
     histograms = torch.zeros(2, _BINS, dtype=torch.float64, device="cpu")
-    for histogram, x in zip(histograms, (lr * eta, eta * middle if rule.flags.of_step else eta), strict=True):
+    for histogram, x in zip(histograms, (lr * eta, eta * middle if rule.flags.norm_of_step else eta), strict=True):
         histogram.index_add_(0, _bins(x).long(), many)
         histogram[0] = 0
     numbers = numbers.to("cpu")

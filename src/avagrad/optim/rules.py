@@ -189,8 +189,8 @@ class Flags(NamedTuple):
     bias_correction: bool
     active_only: bool
     maximize: bool
-    of_step: bool  # gamma normalises the predicted step, and gradients are bounded (AvaStep); else the rates
-    clips: bool  # there is a clip_update
+    norm_of_step: bool  # gamma normalises the predicted step, and gradients are bounded (AvaStep); else the rates
+    clips_update: bool  # there is a clip_update
     clips_moment: bool  # there is a clip_moment
 
 
@@ -260,8 +260,8 @@ class Delayed(Rule):
             bias_correction=group.get("bias_correction", True),
             active_only=group.get("active_only", True),
             maximize=group["maximize"],
-            of_step=group.get("norm_of") == "step",
-            clips=group["clip_update"] is not None,
+            norm_of_step=group.get("norm_of") == "step",
+            clips_update=group["clip_update"] is not None,
             clips_moment=group.get("clip_moment") is not None,
         )
         (beta1, beta2), c, k = group["betas"], group["clip_update"], group.get("clip_moment")
@@ -311,8 +311,8 @@ class Delayed(Rule):
         """Return the sum of the powers of what gamma normalises, and how many count; see :func:`power_sum`."""
         f, r = self.flags, self.sizes(v, step)
         # eta r is about r / eps where eps is large, and its square may be 0 in float32.
-        unit = max(1.0, self.eps) if f.of_step else 1.0
-        x = unit * r * self.rates(r, step) if f.of_step else self.rates(r, step)
+        unit = max(1.0, self.eps) if f.norm_of_step else 1.0
+        x = unit * r * self.rates(r, step) if f.norm_of_step else self.rates(r, step)
         total, d = power_sum(x, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
         return total.to(scalar_dtype(v.device)) / unit**f.norm, d
 
@@ -337,7 +337,7 @@ class Delayed(Rule):
         numbers = {"lr": self.lr, "beta1": self.beta1, "beta2": self.beta2, "weight_decay": self.weight_decay}
         forms = {key: getattr(f, key) for key in ("decoupled", "bias_correction", "active_only", "maximize")}
         r = self.sizes(v, step)
-        clips = Clips(r, self.clip_update, self.clip_moment, LARGEST if f.of_step else None)
+        clips = Clips(r, self.clip_update, self.clip_moment, LARGEST if f.norm_of_step else None)
         return delayed_step(w, g, m, v, step + 1, self.rates(r, step), gamma, clips=clips, **numbers, **forms)  # type: ignore[arg-type]
 
 

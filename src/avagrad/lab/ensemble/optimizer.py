@@ -205,20 +205,20 @@ class StackedOptimizer:
         return self._delayed_mover(state, t, hyper, common)
 
     def _delayed_mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any], common: dict[str, Any]) -> Any:
-        of_step = "norm_of" in hyper  # AvaStep, in which the next two are always on
+        norm_of_step = "norm_of" in hyper  # AvaStep, in which the next two are always on
         forms = {name: hyper.get(name, True) for name in ("bias_correction", "active_only")}
         corrected = {"beta2": common["beta2"], "bias_correction": forms["bias_correction"]}
         sizes = [gradient_sizes(kept[1], t - 1, **corrected) for kept in state]
         etas = [rates(r, t - 1, eps=hyper["eps"], **forms) for r in sizes]
         gamma: Scalar = 1.0
-        if self.normalised and of_step:
+        if self.normalised and norm_of_step:
             unit = hyper["eps"].clamp(min=1.0)  # as in rules.Delayed.sums
             terms = [eta * unit * r for eta, r in zip(etas, sizes, strict=True)]
             gamma = self._gamma(terms, state, forms["active_only"], unit)
         elif self.normalised:
             gamma = self._gamma(etas, state, forms["active_only"])
         common |= {"decoupled": hyper["decoupled_weight_decay"], **forms}
-        bounds = hyper["clip_update"], hyper.get("clip_moment"), LARGEST if of_step else None
+        bounds = hyper["clip_update"], hyper.get("clip_moment"), LARGEST if norm_of_step else None
         remaining = iter(zip(etas, sizes, strict=True))
 
         def delayed(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:

@@ -323,12 +323,12 @@ def _step(
         rate = lr.expand_as(w)
         w, _ = sgd_step(w, g, m, t, lr=lr)
     else:
-        v, of_step = kept["v"], name.startswith("avastep")
-        forms = {"bias_correction": bias_correction or of_step, "active_only": of_step}
+        v, norm_of_step = kept["v"], name.startswith("avastep")
+        forms = {"bias_correction": bias_correction or norm_of_step, "active_only": norm_of_step}
         r = gradient_sizes(v, t - 1, beta2=beta2, bias_correction=forms["bias_correction"])
         eta, clips = rates(r, t - 1, eps=eps, **forms), Clips()
         normalised = eta if name == "avagrad" else torch.ones_like(eta)
-        if of_step:
+        if norm_of_step:
             normalised, clips = eta * r, Clips(r, update=1.0 if name == "avastep" else None, largest=LARGEST)
         gamma = scale(normalised**2, 1)
         rate = lr * gamma * eta

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Foreach"]
 
-Seen = float | list[Tensor]  # the number of gradients before this step: one for all, or a tensor for each
+Steps = float | list[Tensor]  # the number of gradients before this step: one for all, or a tensor for each
 
 
 class _Batch(NamedTuple):
@@ -53,7 +53,7 @@ class Foreach(Loop):
         self._batches = list(_batches(views))
         self._split = {i for batch in self._batches for i, part in zip(batch.views, batch.parts, strict=True) if part}
 
-    def _alike(self, views: Collection[int]) -> Iterator[tuple[int, list[int], _Batch, Seen]]:
+    def _alike(self, views: Collection[int]) -> Iterator[tuple[int, list[int], _Batch, Steps]]:
         """Yield the parts of batches that contain these views and have the same number of gradients."""
         for number, batch in enumerate(self._batches):
             on_host, found = self.views[batch.views[0]].on_host, dict[float | None, list[int]]()
@@ -66,7 +66,7 @@ class Foreach(Loop):
 
     def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
         parts = {i: blocks(grads[i]) for i in self._split if i in grads}
-        for _, _, batch, seen in self._alike(grads):
+        for _, _, batch, steps in self._alike(grads):
             view, device = self.views[batch.views[0]], batch.ws[0].device
             rule, dtype = step.rule(view.group, device), batch.ms[0].dtype
             assert isinstance(rule, Delayed)
@@ -75,11 +75,11 @@ class Foreach(Loop):
                 gs = [parts.get(i, (g,))[k] for g, i, k in zip(gs, batch.views, batch.parts, strict=True)]
             if step.grad_scale is not None or any(g.dtype != dtype for g in gs):
                 gs = [unscaled(g, step.grad_scale, dtype) for g in gs]
-            ws = _delayed_step(batch, gs, seen, rule, step.gamma(device))
+            ws = _delayed_step(batch, gs, steps, rule, step.gamma(device))
             if view.rounding != "nearest":
                 for place, i in enumerate(batch.views):
                     compensation = batch.compensations[place] if batch.compensations else None
-                    count = seen[place] if isinstance(seen, list) else seen
+                    count = steps[place] if isinstance(steps, list) else steps
                     store(batch.ws[place], ws[place], compensation=compensation, **rounding_of(self.views[i], count))
             elif ws is not batch.ws:
                 torch._foreach_copy_(batch.ws, ws)
@@ -88,10 +88,10 @@ class Foreach(Loop):
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
         """Return on each device the sums of eta^p and the counts, a row for each block."""
         found: dict[torch.device, list[tuple[tuple[int, int], Tensor]]] = {}
-        for number, places, batch, seen in self._alike(range(len(self.views))):
+        for number, places, batch, steps in self._alike(range(len(self.views))):
             rule = rules[self.views[batch.views[0]].group]
             assert isinstance(rule, Delayed)
-            rows = _totals(batch, seen, rule)
+            rows = _totals(batch, steps, rule)
             split = [rows] if len(places) == len(self._batches[number].ws) else torch.split(rows, 1)
             found.setdefault(rows.device, []).extend(zip([(number, place) for place in places], split, strict=False))
         return {device: torch.cat([x for _, x in sorted(rows, key=itemgetter(0))]) for device, rows in found.items()}
@@ -140,19 +140,19 @@ def _count(steps: list[Tensor]) -> None:
 # --- the rule, for a batch -------------------------------------------------------------------------------------------
 
 
-def _each(of: Callable[[Any], Any], seen: Seen, dtype: torch.dtype) -> Any:
+def _each(of: Callable[[Any], Any], steps: Steps, dtype: torch.dtype) -> Any:
     """Apply a function to the counts: return one number or tensor for all, or a list of tensors."""
-    values = [of(n) for n in (seen if isinstance(seen, list) else [seen])]
+    values = [of(n) for n in (steps if isinstance(steps, list) else [steps])]
     values = [x.to(dtype) if isinstance(x, Tensor) else x for x in values]
-    return values if isinstance(seen, list) and isinstance(values[0], Tensor) else values[0]
+    return values if isinstance(steps, list) and isinstance(values[0], Tensor) else values[0]
 
 
-def _totals(batch: _Batch, seen: Seen, rule: Delayed) -> Tensor:
+def _totals(batch: _Batch, steps: Steps, rule: Delayed) -> Tensor:
     """Return for each piece the sum of the powers of what gamma normalises, and how many count."""
     flags, vs, dtype = rule.flags, batch.vs, scalar_dtype(batch.vs[0].device)
-    sizes, eps = list(torch._foreach_sqrt(vs)), _each(lambda n: rule.eps * rule.root(n), seen, vs[0].dtype)
-    unit = max(1.0, rule.eps) if flags.of_step else 1.0  # as in Delayed.sums
-    if flags.of_step:  # eta r, in which the roots cancel
+    sizes, eps = list(torch._foreach_sqrt(vs)), _each(lambda n: rule.eps * rule.root(n), steps, vs[0].dtype)
+    unit = max(1.0, rule.eps) if flags.norm_of_step else 1.0  # as in Delayed.sums
+    if flags.norm_of_step:  # eta r, in which the roots cancel
         xs = list(torch._foreach_add(sizes, eps))
         if unit != 1:
             torch._foreach_div_(xs, unit)
@@ -164,8 +164,8 @@ def _totals(batch: _Batch, seen: Seen, rule: Delayed) -> Tensor:
         torch._foreach_reciprocal_(xs)
         if flags.active_only:
             torch._foreach_mul_(xs, torch._foreach_sign(vs))
-    known = _column(_each(lambda n: indicator(n > 0, n), seen, dtype) if flags.bias_correction else 1.0)
-    roots = _column(1.0 if flags.of_step else _each(rule.root, seen, dtype))
+    known = _column(_each(lambda n: indicator(n > 0, n), steps, dtype) if flags.bias_correction else 1.0)
+    roots = _column(1.0 if flags.norm_of_step else _each(rule.root, steps, dtype))
     totals = _power_sums(xs, flags.norm, dtype) * (roots / unit) ** flags.norm
     counts = _counts(vs, dtype) if flags.active_only else batch.numels
     return torch.stack([totals * known, counts * known], 1)
@@ -195,7 +195,7 @@ def _counts(vs: list[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.stack([torch.count_nonzero(v) for v in vs]).to(dtype)
 
 
-def _delayed_step(batch: _Batch, gs: list[Tensor], seen: Seen, rule: Delayed, gamma: Scalar) -> list[Tensor]:
+def _delayed_step(batch: _Batch, gs: list[Tensor], steps: Steps, rule: Delayed, gamma: Scalar) -> list[Tensor]:
     """As :func:`avagrad.optim.rules.delayed_step`, with the state in place; return the weights in the state's dtype."""
     flags, ms, vs = rule.flags, batch.ms, batch.vs
     dtype = ms[0].dtype
@@ -204,13 +204,13 @@ def _delayed_step(batch: _Batch, gs: list[Tensor], seen: Seen, rule: Delayed, ga
         torch._foreach_add_(ws, [compensation.to(dtype) for compensation in batch.compensations])
     if flags.maximize:
         gs = list(torch._foreach_neg(gs))
-    gs = _decay(ws, gs, vs, seen, rule)
+    gs = _decay(ws, gs, vs, steps, rule)
     sizes = list(torch._foreach_sqrt(vs))
-    if flags.of_step:
-        gs = _bounded(gs, sizes, seen, rule)
+    if flags.norm_of_step:
+        gs = _bounded(gs, sizes, steps, rule)
     torch._foreach_lerp_(ms, gs, 1 - rule.beta1)
-    if not flags.bias_correction or isinstance(seen, list) or seen > 0:
-        _move(ws, ms, vs, sizes, seen, rule, gamma)
+    if not flags.bias_correction or isinstance(steps, list) or steps > 0:
+        _move(ws, ms, vs, sizes, steps, rule, gamma)
     torch._foreach_mul_(vs, rule.beta2)
     torch._foreach_addcmul_(vs, gs, gs, value=1 - rule.beta2)
     return ws
@@ -221,36 +221,36 @@ def _move(
     ms: list[Tensor],
     vs: list[Tensor],
     sizes: list[Tensor],
-    seen: Seen,
+    steps: Steps,
     rule: Delayed,
     gamma: Scalar,
 ) -> None:
     """Move the weights; ``sizes`` are ``sqrt(v)`` and are overwritten."""
     flags, dtype = rule.flags, vs[0].dtype
 
-    def m_correction(count: Scalar) -> Scalar:
-        return bias_correction_of(rule.beta1, count + 1) if flags.bias_correction else 1.0
+    def m_correction(n: Scalar) -> Scalar:
+        return bias_correction_of(rule.beta1, n + 1) if flags.bias_correction else 1.0
 
     if flags.bias_correction:  # a first gradient, maybe infinite, moves nothing
-        ms = [torch.where(n > 0, m, 0.0) for n, m in zip(seen, ms, strict=True)] if isinstance(seen, list) else ms
+        ms = [torch.where(n > 0, m, 0.0) for n, m in zip(steps, ms, strict=True)] if isinstance(steps, list) else ms
     if (c := rule.clip_update) is not None:
-        bound = _each(lambda n: c * m_correction(n) / rule.root(n), seen, dtype)
+        bound = _each(lambda n: c * m_correction(n) / rule.root(n), steps, dtype)
         ms = _clamped(ms, list(torch._foreach_mul(sizes, bound)))
-    torch._foreach_add_(sizes, _each(lambda n: rule.eps * rule.root(n), seen, dtype))
-    if flags.active_only and not flags.clips:  # a clamp has made the momentum 0 already
+    torch._foreach_add_(sizes, _each(lambda n: rule.eps * rule.root(n), steps, dtype))
+    if flags.active_only and not flags.clips_update:  # a clamp has made the momentum 0 already
         torch._foreach_div_(sizes, list(torch._foreach_sign(vs)))  # infinite, so that the rate is 0
-    torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * rule.root(n) / m_correction(n), seen, dtype))
+    torch._foreach_div_(sizes, _each(lambda n: rule.lr * gamma * rule.root(n) / m_correction(n), steps, dtype))
     torch._foreach_addcdiv_(ws, ms, sizes, value=-1)
 
 
-def _bounded(gs: list[Tensor], sizes: list[Tensor], seen: Seen, rule: Delayed) -> list[Tensor]:
+def _bounded(gs: list[Tensor], sizes: list[Tensor], steps: Steps, rule: Delayed) -> list[Tensor]:
     """Return gradients of at most ``clip_moment`` times their typical size, and of at most ``LARGEST``."""
     gs = list(torch._foreach_clamp_max(gs, LARGEST))
     torch._foreach_clamp_min_(gs, -LARGEST)
     k = rule.clip_moment
     if k is None:
         return gs
-    most = torch._foreach_mul(sizes, _each(lambda n: k / rule.root(n), seen, gs[0].dtype))
+    most = torch._foreach_mul(sizes, _each(lambda n: k / rule.root(n), steps, gs[0].dtype))
     return _clamped(gs, [torch.where(x > 0, x, math.inf) for x in most])
 
 
@@ -262,13 +262,13 @@ def _clamped(xs: list[Tensor], most: list[Tensor]) -> list[Tensor]:
     return xs
 
 
-def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], seen: Seen, rule: Delayed) -> list[Tensor]:
+def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], steps: Steps, rule: Delayed) -> list[Tensor]:
     """Decay the weights in place, or return gradients with the decay added."""
     if not rule.flags.decays:
         return gs
     if rule.flags.decoupled:
         decay, corrected = rule.lr * rule.weight_decay, rule.flags.bias_correction
-        shrink = _each(lambda n: 1 - decay * (indicator(n > 0, n) if corrected else 1.0), seen, ws[0].dtype)
+        shrink = _each(lambda n: 1 - decay * (indicator(n > 0, n) if corrected else 1.0), steps, ws[0].dtype)
         torch._foreach_mul_(ws, shrink)
         return gs
     decays = list(torch._foreach_mul(ws, rule.weight_decay))

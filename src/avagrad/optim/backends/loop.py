@@ -111,18 +111,18 @@ class Loop(Backend):
             self._move(self.views[i], g, step)
 
     def _move(self, view: "ParamView", g: Tensor, step: "Step") -> None:
-        device, count = view.w.device, view.step_value()
+        device, steps = view.w.device, view.step_value()
         dtype = view.state[-1].dtype
         w = view.w.to(dtype)
         if view.compensation is not None:
             w = w + view.compensation
         g = unscaled(g, step.grad_scale, dtype)
         rule, gamma = step.rule(view.group, device), step.gamma(device)
-        w, *state = rule.apply(view.param, w, g, view.state, count, gamma)
+        w, *state = rule.apply(view.param, w, g, view.state, steps, gamma)
         if view.rounding == "nearest":
             view.w.copy_(w)
         else:
-            store(view.w, w, compensation=view.compensation, **rounding_of(view, count))
+            store(view.w, w, compensation=view.compensation, **rounding_of(view, steps))
         for old, new in zip(view.state, state, strict=True):
             old.copy_(new)
         view.step.add_(1)

@@ -22,7 +22,7 @@ enum { NEAREST, STOCHASTIC, KAHAN };
 typedef struct {
     int64_t dtype, block, rounding, rebuild, counts;
     /* As rules.Flags; norm 0: gamma is 1. */
-    int64_t norm, decoupled, decays, bias_correction, active_only, maximize, of_step, clips, clips_moment;
+    int64_t norm, decoupled, decays, bias_correction, active_only, maximize, norm_of_step, clips_update, clips_moment;
 } Flags;
 
 /* What the coordinates of one tensor share in one step. */
@@ -46,17 +46,17 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     const double *group = numbers + row[GROUP] * NUMBERS;
     float *step = (float *)row[STEP];
     Shared s;
-    double before = *step;
+    double steps = *step;
     s.moves = gradient != 0 && !(found_inf && *found_inf != 0) && !flags->rebuild;
-    double t = before + s.moves; /* the number of gradients before the next step */
+    double t = steps + s.moves; /* the number of gradients before the next step */
     double correction1 = 1, inverse_next = 1;
     s.inverse_before = s.started = s.counts = 1;
     if (flags->bias_correction) {
         const double log_beta1 = log(fmax(group[BETA1], 1e-300)), log_beta2 = log(fmax(group[BETA2], 1e-300));
-        s.inverse_before = 1 / -expm1(fmax(before, 1) * log_beta2);
+        s.inverse_before = 1 / -expm1(fmax(steps, 1) * log_beta2);
         inverse_next = 1 / -expm1(fmax(t, 1) * log_beta2);
         correction1 = -expm1(fmax(t, 1) * log_beta1);
-        s.started = before > 0;
+        s.started = steps > 0;
         s.counts = t > 0;
     }
     double gamma = 1;
@@ -77,7 +77,7 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.next_scale = sqrt(inverse_next);
     s.next_eps = group[EPS];
     s.unit = 1;
-    if (flags->of_step) { /* eta r is about r / eps where eps is large: its square is too small for a float */
+    if (flags->norm_of_step) { /* eta r is about r / eps where eps is large: its square is too small for a float */
         const double large = fmax(1, group[EPS]);
         s.next_eps /= s.next_scale * large;
         s.next_scale = 1 / large;
@@ -219,11 +219,11 @@ static inline REAL IN(clamped)(REAL x, REAL most) {
 /* Sum eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
    The flags are constants at each call, so that each combination gets its own loop. */
 static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t n, const Shared *s, double *sums,
-                                                          bool squared, bool every, bool of_step) {
+                                                          bool squared, bool every, bool norm_of_step) {
     const REAL scale = s->next_scale, eps = s->next_eps;
     REAL total = 0, live = 0;
     _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
-        const REAL root = SQRT(v[i]), x = (of_step ? root : 1) / (root * scale + eps);
+        const REAL root = SQRT(v[i]), x = (norm_of_step ? root : 1) / (root * scale + eps);
         const REAL counts = every || v[i] != 0 ? 1 : 0;
         total += (squared ? x * x : x) * counts;
         live += counts;
@@ -234,7 +234,7 @@ static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t
 
 static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
     const bool squared = flags->norm == 2;
-    if (flags->of_step)
+    if (flags->norm_of_step)
         squared ? IN(sum)(v, n, s, sums, true, false, true) : IN(sum)(v, n, s, sums, false, false, true);
     else if (flags->active_only)
         squared ? IN(sum)(v, n, s, sums, true, false, false) : IN(sum)(v, n, s, sums, false, false, false);
@@ -263,7 +263,7 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
             g[i] = IN(clamped)(g[i], at_most);
             m[i] = beta1 * m[i] + beta1_rest * g[i];
         }
-    } else if (flags->of_step) {
+    } else if (flags->norm_of_step) {
         EACH(n) {
             g[i] = IN(clamped)(g[i], largest);
             m[i] = beta1 * m[i] + beta1_rest * g[i];
@@ -271,7 +271,7 @@ static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL 
     } else {
         EACH(n) m[i] = beta1 * m[i] + beta1_rest * g[i];
     }
-    if (s->started && flags->clips) {
+    if (s->started && flags->clips_update) {
         const REAL c = s->clip_update;
         EACH(n) {
             const REAL at_most = c * r[i];

@@ -44,7 +44,7 @@ def prepare(
     norm = 0 if totals is None else launch.flags.norm
     flags = launch.flags
     given = found_inf is not None, scale is not None, rebuild, counts
-    constants = norm, *given, flags.bias_correction, flags.of_step, 64
+    constants = norm, *given, flags.bias_correction, flags.norm_of_step, 64
     unread = launch.shared  # a placeholder for arguments that are not read
     optional = [unread if x is None else x for x in (totals, scale, found_inf)]
     n = len(launch.grads)
@@ -58,7 +58,7 @@ def go_over(launch: Launch, first: int, last: int, *, rebuild: bool = False, gra
         return
     flags = launch.flags
     forms = flags.decoupled, flags.decays, flags.active_only, flags.maximize
-    rule = *forms, flags.of_step, flags.clips, flags.clips_moment, flags.norm
+    rule = *forms, flags.norm_of_step, flags.clips_update, flags.clips_moment, flags.norm
     constants = gradient != 0, launch.rounding, _DTYPES[launch.dtype], rebuild, *rule, launch.block
     arguments = launch.tensors, launch.grads, launch.blocks, launch.shared, launch.sums, first, gradient
     _start(launch, delayed_pass, last - first, arguments, constants, warps=launch.warps)
@@ -122,11 +122,11 @@ def _key(row, t, mask):
 
 
 @triton.jit
-def _store_bounds(out, group, inverse_correction, eps, mask, OF_STEP: tl.constexpr):
+def _store_bounds(out, group, inverse_correction, eps, mask, NORM_OF_STEP: tl.constexpr):
     """Store the multiples of r that bound the uncorrected moment and the gradient, and the unit of the sums."""
     clip_update = tl.load(group + G_CLIP_UPDATE, mask=mask, other=0.0) / inverse_correction
     clip_moment = tl.load(group + G_CLIP_MOMENT, mask=mask, other=0.0)
-    unit = tl.maximum(eps, 1.0) if OF_STEP else eps * 0 + 1
+    unit = tl.maximum(eps, 1.0) if NORM_OF_STEP else eps * 0 + 1
     tl.store(out + S_CLIP_UPDATE, clip_update.to(tl.float32), mask=mask)
     tl.store(out + S_CLIP_MOMENT, clip_moment.to(tl.float32), mask=mask)
     tl.store(out + S_UNIT, unit.to(tl.float32), mask=mask)
@@ -137,7 +137,7 @@ def _store_bounds(out, group, inverse_correction, eps, mask, OF_STEP: tl.constex
 def shared_numbers(
     tensors, grads, numbers, shared, totals, grad_scale, found_inf, n,
     NORM: tl.constexpr, SKIPS: tl.constexpr, SCALED: tl.constexpr, REBUILD: tl.constexpr, COUNTS: tl.constexpr,
-    BIAS_CORRECTION: tl.constexpr, OF_STEP: tl.constexpr, BLOCK: tl.constexpr,
+    BIAS_CORRECTION: tl.constexpr, NORM_OF_STEP: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Store each tensor's shared numbers in its row of ``shared``; with ``COUNTS``, update the step counts."""
     index = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
@@ -149,7 +149,7 @@ def shared_numbers(
     if REBUILD:
         moves = moves * 0
     step = tl.load(row + T_STEP, mask=mask, other=0).to(tl.pointer_type(tl.float32))
-    before = tl.load(step, mask=mask, other=1.0).to(tl.float64)
+    steps = tl.load(step, mask=mask, other=1.0).to(tl.float64)
     group = numbers + tl.load(row + T_GROUP, mask=mask, other=0) * G_COLUMNS
     lr = tl.load(group + G_LR, mask=mask, other=0.0)
     beta1 = tl.load(group + G_BETA1, mask=mask, other=0.0)
@@ -157,17 +157,17 @@ def shared_numbers(
     eps = tl.load(group + G_EPS, mask=mask, other=1.0)
     weight_decay = tl.load(group + G_DECAY, mask=mask, other=0.0)
 
-    t = before + moves  # the number of gradients before the next step
-    one = before * 0 + 1
+    t = steps + moves  # the number of gradients before the next step
+    one = steps * 0 + 1
     inverse_before, inverse_next, size, started, counts, unscale = one, one, one, one, one, one
     if BIAS_CORRECTION:
-        inverse_before = 1 / _correction(beta2, before)
+        inverse_before = 1 / _correction(beta2, steps)
         inverse_next = 1 / _correction(beta2, t)
         size = 1 / _correction(beta1, t)
-        started = tl.where(before > 0, 1.0, 0.0).to(tl.float64)
+        started = tl.where(steps > 0, 1.0, 0.0).to(tl.float64)
         counts = tl.where(t > 0, 1.0, 0.0).to(tl.float64)
     out = shared + index * S_COLUMNS
-    _store_bounds(out, group, size, eps, mask, OF_STEP)
+    _store_bounds(out, group, size, eps, mask, NORM_OF_STEP)
     if NORM:
         size = size * _gamma(totals, NORM)
     if SCALED:
@@ -251,9 +251,9 @@ def _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
 def _block(
     w_at, g_at, m_at, v_at, comp_at, start, n, shared, sums,
     ROUNDING: tl.constexpr, MASKED: tl.constexpr,
-    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
-    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
-    OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr, DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr,
+    MAXIMIZE: tl.constexpr, NORM_OF_STEP: tl.constexpr, CLIPS_UPDATE: tl.constexpr, CLIPS_MOMENT: tl.constexpr,
+    NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Move one block (unless ``REBUILD``), and store the sum of the next step's eta^p."""
     eps = tl.load(shared + S_EPS)
@@ -277,13 +277,13 @@ def _block(
             else:
                 g = g + tl.load(shared + S_DECAY) * w
         r = tl.sqrt(v * tl.load(shared + S_INVERSE_BEFORE))
-        if OF_STEP:
+        if NORM_OF_STEP:
             g = _clamped(g, _LARGEST)
         if CLIPS_MOMENT:
             g = _clamped(g, tl.where(r > 0, tl.load(shared + S_CLIP_MOMENT) * r, _LARGEST))
         m = tl.load(shared + S_BETA1) * m + tl.load(shared + S_BETA1_REST) * g
-        kept = _clamped(m, tl.load(shared + S_CLIP_UPDATE) * r) if CLIPS else m  # 0 where v is 0
-        eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS)
+        kept = _clamped(m, tl.load(shared + S_CLIP_UPDATE) * r) if CLIPS_UPDATE else m  # 0 where v is 0
+        eta = _rates(v, r, eps, ACTIVE_ONLY and not CLIPS_UPDATE)
         w = tl.where(tl.load(shared + S_STARTED) != 0, w - tl.load(shared + S_SIZE) * eta * kept, w)
         v = tl.load(shared + S_BETA2) * v + tl.load(shared + S_BETA2_REST) * g * g
         _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING)
@@ -292,7 +292,7 @@ def _block(
     if NORM:
         r = tl.sqrt(v * tl.load(shared + S_INVERSE_NEXT))
         # Scaled by a unit, so that the square of a step is not 0 in float32.
-        x = r * tl.load(shared + S_UNIT) / (r + eps) if OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
+        x = r * tl.load(shared + S_UNIT) / (r + eps) if NORM_OF_STEP else _rates(v, r, eps, ACTIVE_ONLY)
         if MASKED:
             x = tl.where(mask, x, 0.0)
         counts = tl.load(shared + S_COUNTS)
@@ -313,9 +313,9 @@ def _block(
 def delayed_pass(
     tensors, grads, blocks, shared, sums, first_block: "i32", gradient: "i64",  # noqa: F821
     ONE: tl.constexpr, ROUNDING: tl.constexpr, DTYPE: tl.constexpr,
-    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr,
-    DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr, MAXIMIZE: tl.constexpr,
-    OF_STEP: tl.constexpr, CLIPS: tl.constexpr, CLIPS_MOMENT: tl.constexpr, NORM: tl.constexpr, BLOCK: tl.constexpr,
+    REBUILD: tl.constexpr, DECOUPLED: tl.constexpr, DECAYS: tl.constexpr, ACTIVE_ONLY: tl.constexpr,
+    MAXIMIZE: tl.constexpr, NORM_OF_STEP: tl.constexpr, CLIPS_UPDATE: tl.constexpr, CLIPS_MOMENT: tl.constexpr,
+    NORM: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Take the step for every tensor that moves, or (``REBUILD``) only sum the rates of all.
 
@@ -343,10 +343,12 @@ def delayed_pass(
             _block(
                 tl.multiple_of(w_at, 16), tl.multiple_of(g_at, 16), tl.multiple_of(m_at, 16), tl.multiple_of(v_at, 16),
                 tl.multiple_of(comp_at, 16), start, n, its_shared, at, ROUNDING, False,
-                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM_OF_STEP, CLIPS_UPDATE, CLIPS_MOMENT, NORM,
+                BLOCK,
             )  # fmt: skip
         else:
             _block(
                 w_at, g_at, m_at, v_at, comp_at, start, n, its_shared, at, ROUNDING, True,
-                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, OF_STEP, CLIPS, CLIPS_MOMENT, NORM, BLOCK,
+                REBUILD, DECOUPLED, DECAYS, ACTIVE_ONLY, MAXIMIZE, NORM_OF_STEP, CLIPS_UPDATE, CLIPS_MOMENT, NORM,
+                BLOCK,
             )  # fmt: skip
