@@ -9,22 +9,23 @@ AvaGrad ("Domain-independent Dominance of Adaptive Methods", Algorithm 2), line 
 
 Lines 5, 7 and 8 are :func:`delayed_step`. Delayed Adam (Algorithm 1) is the same with ``gamma = 1``. AvaStep, beyond
 the paper, normalises the step that the rates are predicted to make, ``eta_t r_t`` with ``r_t = sqrt(v_{t-1})``, and
-clamps the momentum to a multiple of ``r_t``. A whole step, for a model that is one vector:
+clamps the momentum to a multiple of ``r_t``. A whole step of AvaStep, for a model that is one vector (AvaGrad has
+``eta**2`` in place of ``(eta * r) ** 2``, and no ``clips``):
 
 >>> w, m, v = torch.tensor([1.0, -2.0]), torch.zeros(2), torch.zeros(2)
 >>> for t in (1, 2, 3):
 ...     g = 2 * w  # the gradient of |w|^2
-...     eta = rates(gradient_sizes(v, t - 1, beta2=0.999), t - 1, eps=0.1)
-...     gamma = scale((eta**2).sum(), d=2)
-...     w, m, v = delayed_step(w, g, m, v, t, eta, gamma, lr=0.1, beta1=0.9, beta2=0.999)
+...     r = gradient_sizes(v, t - 1, beta2=0.999)
+...     eta = rates(r, t - 1, eps=0.1, active_only=True)
+...     gamma = scale(((eta * r) ** 2).sum(), d=2)
+...     w, m, v = delayed_step(w, g, m, v, t, eta, gamma, lr=0.1, beta1=0.9, beta2=0.999, clips=Clips(r, update=1.0))
 >>> w
-tensor([ 0.5199, -1.4965])
+tensor([ 0.8060, -1.7995])
 
-Every function takes tensors and hyper-parameters and returns new tensors; nothing is changed in
-place and no state is kept. A hyper-parameter is a number or a tensor that broadcasts against
-the parameter, so the same code works for one model, ``torch.func.vmap``, ``torch.compile``, and a
-stack of models that each have their own ``lr`` and ``eps``. ``t`` counts a parameter's gradients
-from 1; it is also a number or a tensor.
+Every function takes tensors and hyper-parameters and returns new tensors; nothing is changed in place and no state is
+kept. A hyper-parameter is a number or a tensor that broadcasts against the parameter, so the same code works for one
+model, ``torch.func.vmap``, ``torch.compile``, and a stack of models that each have their own ``lr`` and ``eps``. ``t``
+counts a parameter's gradients from 1; it is also a number or a tensor.
 """
 
 import math
