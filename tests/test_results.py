@@ -121,38 +121,59 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
 @pytest.mark.parametrize(
     ("beginning", "folder"),
     [
-        ("SGD | 0.1", "sgd"),
-        ("Adam | 0.1, 0.1", "adam"),
-        ("AvaGrad | 1, 10", "avagrad"),
-        ("Adam, its usual eps | 0.001, 1e-8", "adam-eps-1e-8"),
-        ("AvaStep, L2 decay | 0.001, 0.1", "avastep"),
+        ("SGD | 0.1", "cifar10/sgd"),
+        ("Adam | 0.1, 0.1", "cifar10/adam"),
+        ("AvaGrad | 1, 10", "cifar10/avagrad"),
+        ("Adam, its usual eps | 0.001, 1e-8", "cifar10/adam-eps-1e-8"),
+        ("AvaStep, L2 decay | 0.001, 0.1", "cifar10/avastep"),
+        ("SGD, CIFAR-100 | 0.1", "cifar100/sgd"),
+        ("Adam, CIFAR-100 | 0.1, 0.1", "cifar100/adam"),
+        ("AvaGrad, CIFAR-100 | 1, 10", "cifar100/avagrad"),
     ],
 )
 def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str) -> None:
-    result = json.loads((ROOT / "results" / "cifar10" / folder / "result.json").read_text())
+    result = json.loads((ROOT / "results" / folder / "result.json").read_text())
     assert result["epochs"] == 200
     cells = row_of("docs/reproduce.md", beginning)
     assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
 
 
 @pytest.mark.parametrize(
-    ("name", "cifar", "text"),
+    ("name", "folder", "text"),
     [
         ("SGD", "sgd", "sgd"),
         ("Adam", "adam", "adam"),
+        ("AMSGrad", "amsgrad", "amsgrad"),
+        ("AdaBound", "adabound", "adabound"),
+        ("AdaShift", "adashift", "adashift"),
+        ("AdamW", "adamw", "adamw"),
         ("AvaGrad", "avagrad", "avagrad"),
-        ("AvaGradW", None, "avagradw"),
+        ("AvaGradW", "avagradw", "avagradw"),
         ("AvaStep (ours)", "avastep", "avastep-lr-0.005"),
     ],
 )
-def test_table_1_is_what_the_records_say(name: str, cifar: str | None, text: str) -> None:
-    (cells,) = (cells for cells in rows_of("docs/reproduce.md", name) if len(cells) == 5)
-    expected = "not run"
-    if cifar is not None:
-        error = json.loads((ROOT / "results" / "cifar10" / cifar / "result.json").read_text())["test"]["error"]
-        expected = f"{error:.2f} ({math.sqrt(error * (100 - error) / 10_000):.2f})"
-    bits = json.loads((ROOT / "results" / "penn-treebank" / text / "result.json").read_text())["test"]["error"]
-    assert (cells[1], cells[4]) == (expected, f"{bits:.3f}")
+def test_table_1_is_what_the_records_say(name: str, folder: str, text: str) -> None:
+    expected = []
+    for place in (f"cifar10/{folder}", f"cifar100/{folder}", f"penn-treebank/{text}"):
+        file = ROOT / "results" / place / "result.json"
+        error = json.loads(file.read_text())["test"]["error"] if file.exists() else None
+        if error is None:
+            expected.append("not run")
+        elif place.startswith("penn"):
+            expected.append(f"{error:.3f}")
+        else:
+            expected.append(f"{error:.2f} ({math.sqrt(error * (100 - error) / 10_000):.2f})")
+    (cells,) = (cells for cells in rows_of("docs/reproduce.md", name) if len(cells) == 6)
+    assert cells[1::2] == expected
+
+
+def test_the_sentence_on_cifar_100_is_what_the_records_say() -> None:
+    values = []
+    for eps in ("0.1", "1", "10"):
+        folder = ROOT / "results" / "cifar100-line" / f"avastep-lr-0.001-eps-{eps}"
+        values.append(json.loads((folder / "result.json").read_text())["validation"]["error"])
+    sentence = "validation {:.2f} at eps 0.1, {:.2f} at 1 and {:.2f} at 10".format(*values)
+    assert sentence in " ".join((ROOT / "docs" / "reproduce.md").read_text().split())
 
 
 @pytest.mark.parametrize("lr", ["0.0003", "0.001", "0.003", "0.01"])

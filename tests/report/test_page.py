@@ -79,7 +79,7 @@ def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) 
     report, page = made(tmp_path)
     for text in ("only one", "Adam", "finished", '"torch": "2.13.0"', '"commit": "abc"', '"lr": 0.1'):
         assert text in page.text, text
-    cells = ["digits", "Adam", "0.1", "1e-08", "0", "finished", "3", "4"]
+    cells = ["digits", "Adam", "0.1", "1e-08", "0", "finished", "3.00", "4.00"]
     assert f"<tr>{''.join(f'<td>{cell}</td>' for cell in cells)}<td><a " in report.page.read_text()
     assert "only%20one" in page.links
     assert {path.name for path in report.files} == {

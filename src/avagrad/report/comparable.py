@@ -126,11 +126,10 @@ def _method_details(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _details(config: Mapping[str, Any], about: Mapping[str, Any]) -> dict[str, Any]:
-    details = {key: config[key] for key in _COMPARED if config.get(key) is not None} | _options(config, "task_options")
+    details = _options(config, "task_options") | {key: config[key] for key in _COMPARED if config.get(key) is not None}
     if data := config.get("data"):  # else they come with the task; a study does not note what it read
-        details["data"] = PurePath(str(data)).name
-        read = about.get("data")
-        details |= {"hash": read[:8]} if isinstance(read, str) else {}
+        details = {"data": PurePath(str(data)).name} | details  # first, since it says most
+        return details | ({"hash": read[:8]} if isinstance(read := about.get("data"), str) else {})
     return details
 
 

@@ -27,7 +27,7 @@ from urllib.parse import quote
 
 from avagrad import __version__
 from avagrad.files import write_atomic
-from avagrad.report.comparable import task_name
+from avagrad.report.comparable import task_name, unit_of
 from avagrad.report.drawing import FAINT, INK, PAPER, rendered
 from avagrad.report.figures import FIGURES, FigureModule
 from avagrad.report.findings import findings
@@ -239,7 +239,8 @@ class _Page:
         rows = []
         for run in self.collection.runs[:_LISTED]:
             tuned = ["" if run.config.get(name) is None else run.config[name] for name in ("lr", "eps", "seed")]
-            cells = [task_name(run.config), run.title, *tuned, run.status, rounded(run.validation), rounded(run.test)]
+            errors = [rounded(error, unit_of(run.task)) for error in (run.validation, run.test)]
+            cells = [task_name(run.config), run.title, *tuned, run.status, *errors]
             rows.append([*map(_text, cells), *self.origin(run)])
         if rows:
             yield f"<h2>Runs ({len(self.collection.runs)})</h2>{_table(columns, rows, filters=True)}"
