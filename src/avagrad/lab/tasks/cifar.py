@@ -123,7 +123,7 @@ class Cifar(Classification):
         on_cuda = torch.device(self.device).type == "cuda"
         self.whole_epochs = on_cuda
         images = self._images()
-        self.class_names, self._remarks = images.names, images.remarks
+        self._remarks = images.remarks
         self._take(images)
         if self.batch_size > len(self.parts["train"][1]):
             raise ValueError(
