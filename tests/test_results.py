@@ -425,6 +425,30 @@ def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) ->
         assert found.score.loss - best.loss <= best.error
 
 
+def test_the_default_start_is_the_one_that_the_document_recommends() -> None:
+    searches = runpy.run_path(str(ROOT / "benchmarks" / "searches.py"))
+    trials, losses = {}, {}
+    for place, space, known in searches["maps"]():
+        optimizer = place.rpartition("/")[2]
+        if optimizer not in ("avastep", "adam", "adamw"):
+            continue
+        found = {
+            eps: replay("lines", space, known, start=space.start(start_eps=eps, optimizer=optimizer))
+            for eps in (None, min(space.eps.values, key=lambda value: abs(math.log(value / 0.1))))
+        }
+        trials[place] = [one.trials for one in found.values()]
+        losses[place] = [one.curve[-1] for one in found.values()]
+    ours = [trials[place] for place in sorted(trials) if place.endswith("avastep")]
+    transformer = trials["gpt-quick/avastep"]
+    ours.remove(transformer)
+    theirs = [pair for place, pair in losses.items() if not place.endswith("avastep")]
+    text = " ".join((ROOT / "docs" / "tuning.md").read_text().split())
+    least, most = ([f(column) for column in zip(*ours, strict=True)] for f in (min, max))
+    assert f"{least[0]} to {most[0]} trials on four of AvaStep's maps and {transformer[0]} on the transformer's" in text
+    assert f"({least[1]} to {most[1]}, and {transformer[1]}, from 0.1)" in text
+    assert (sum(one <= other for one, other in theirs), len(theirs)) == (6, 7)
+
+
 # --- docs/transformers.md ---
 
 LRS = ("0.0005", "0.001", "0.002", "0.004", "0.008")

@@ -38,7 +38,11 @@ app.add_typer(study_app, name="study")
 _TUNE = [
     Option("lr", str, "1e-4:1e3:15, paper, or 0.1,1,10"),
     Option("eps", str, "1e-8:1e2:11, paper, or 0.1,1,10"),
-    Option("optimizer", str, f"its default axes are used if none is given: {', '.join(USUAL_AXES)}"),
+    Option(
+        "optimizer",
+        str,
+        f"its default axes are used if none is given, and its eps to start at: {', '.join(USUAL_AXES)}",
+    ),
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
 ]
@@ -66,7 +70,7 @@ def tune_command(
     shares the work.
     """
     function = _imported(objective)
-    lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given.pop("optimizer"))
+    lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given["optimizer"])
     if given.pop("dry_run"):
         _show_plan(lr, eps, given)
         return
@@ -195,7 +199,8 @@ def _opened(storage: str, name: str | None) -> Study:
 def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> None:
     """Print what a search would run."""
     space = Space(lr, eps)
-    first = plan(search["method"], space, {}, start=space.start(search["start_lr"], search["start_eps"]))
+    start = space.start(search["start_lr"], search["start_eps"], search["optimizer"])
+    first = plan(search["method"], space, {}, start=start)
     for line in (lr, eps):
         if line is not None:
             typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")

@@ -72,7 +72,9 @@ _SEARCH_TABLE = [
     Option("workers", int, "number of worker processes; 0 for this process", default=0),
     Option("seeds", int, "number of seeds per cell", default=1),
     Option("start_lr", float, "the value from which coarse ones are counted"),
-    Option("start_eps", float, "the eps of the first line over lr"),
+    Option(
+        "start_eps", float, "the eps of the first line over lr; default: 1e-8 for adam, adamw and avastep, else 0.1"
+    ),
     Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
     Option("retries", int, "number of retries of a failed point", default=2),
     Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),

@@ -150,6 +150,7 @@ def sweep(
         objective,
         lr=lr,
         eps=eps,
+        optimizer=optimizer,
         storage=storage or place / "study.journal",
         name=search.pop("name", None) or f"{task}-{optimizer}",
         about=comparable(config),

@@ -68,7 +68,8 @@ def tune(
             ``trial.report(step, value)`` while it trains, and suggest further parameters by ``trial.optuna``.
         lr: the values of the learning rate: ``"1e-4:1e3:15"``, ``"paper"``, or a list. None for no such axis.
         eps: the values of epsilon, likewise.
-        optimizer: its default values of both are used if neither is given: "avastep", "avagrad", "adam", ...
+        optimizer: the name of the one that is tuned ("avastep", "avagrad", "adam", ...): its default values of both
+            are used if neither is given, and its usual eps to start at.
         method: ``"lines"`` (a line over lr, a line over eps at its best, each from coarse to fine, and the neighbours
             of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
@@ -77,7 +78,8 @@ def tune(
         seeds: the number of seeds per cell (0, 1, ...), or the seeds themselves. The coarse values of ``"lines"`` are
             run with the first one only.
         start_lr: the value from which coarse ones are counted; by default the middle of the axis.
-        start_eps: the eps of the first line over lr; by default 0.1 if it is on the axis, else its middle.
+        start_eps: the eps of the first line over lr; by default 1e-8 for the optimizers adam, adamw and avastep, else
+            0.1; if that is not on the axis, its middle.
         timeout: seconds after which a trial is killed and counts as failed; needs ``workers``.
         retries: how often a failed point is run again.
         margin: a neighbour of the pick must be better by more than this for the search to move there.
@@ -101,7 +103,7 @@ def tune(
     (10.0, 0.001, 0.0, 14)
     """
     space = Space(*axes_of(lr, eps, optimizer))
-    start = space.start(start_lr, start_eps)
+    start = space.start(start_lr, start_eps, optimizer)
     _check(objective, method, direction, workers, timeout, retries, margin, slots_per_gpu, lease)
     pruner_named(pruner)
     seeds = _seeds(seeds)
