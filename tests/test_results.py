@@ -406,11 +406,11 @@ def test_the_search_by_lines_is_the_one_that_raced() -> None:
 @pytest.mark.parametrize(
     ("folder", "most"),
     [
-        ("cifar10-small", 16),
-        ("digits-wide", 16),
+        ("cifar10-small", 14),
+        ("digits-wide", 14),
         ("tinyshakespeare-wide", 16),
         ("penn-treebank-small", 19),
-        ("gpt-quick", 24),
+        ("gpt-quick", 19),
     ],
 )
 def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) -> None:
@@ -438,14 +438,12 @@ def test_the_default_start_is_the_one_that_the_document_recommends() -> None:
         }
         trials[place] = [one.trials for one in found.values()]
         losses[place] = [one.curve[-1] for one in found.values()]
-    ours = [trials[place] for place in sorted(trials) if place.endswith("avastep")]
-    transformer = trials["gpt-quick/avastep"]
-    ours.remove(transformer)
+    ours = [counts for place, counts in trials.items() if place.endswith("avastep")]
     theirs = [pair for place, pair in losses.items() if not place.endswith("avastep")]
     text = " ".join((ROOT / "docs" / "tuning.md").read_text().split())
     least, most = ([f(column) for column in zip(*ours, strict=True)] for f in (min, max))
-    assert f"{least[0]} to {most[0]} trials on four of AvaStep's maps and {transformer[0]} on the transformer's" in text
-    assert f"({least[1]} to {most[1]}, and {transformer[1]}, from 0.1)" in text
+    assert len(ours) == 5
+    assert f"{least[0]} to {most[0]} trials on all of AvaStep's maps ({least[1]} to {most[1]} from 0.1)" in text
     assert (sum(one <= other for one, other in theirs), len(theirs)) == (6, 7)
 
 

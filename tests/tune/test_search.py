@@ -47,6 +47,9 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
         score = table[place[0]][place[1]]
         return (2, 0.0) if score.loss == math.inf else (int(score.pruned), score.loss)
 
+    def scored(place: tuple[int, int]) -> float:
+        return table[place[0]][place[1]].loss
+
     def winner(places: list[tuple[int, int]]) -> tuple[int, int] | None:
         lowest = min(value(place) for place in places)
         if lowest[0] == 2:
@@ -73,9 +76,24 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
     if method == "grid":
         return Told(winner([(r, c) for r in range(rows) for c in range(columns)]), paid, 0)
 
-    def coarse_to_fine(line: list[tuple[int, int]], at: int, dips: int) -> tuple[int, int] | None:
+    def ends_to_pass(line: list[tuple[int, int]], coarse: list[int], taken: set[int]) -> list[int]:
+        """The places beyond which a line over lr goes on: its best so far, or all while every one has failed."""
+        won = winner([line[coarse[k]] for k in sorted(taken)])
+        return list(taken) if won is None or len(taken) == 1 else [coarse.index(line.index(won))]
+
+    def coarse_to_fine(line: list[tuple[int, int]], at: int, name: str) -> tuple[int, int] | None:
         stride = 4 if len(line) > 16 else 2
         coarse = list(range(at % stride, len(line), stride))
+        if name == "lr":  # outward, one at a time, until the best so far has a neighbour on each side
+            i = coarse.index(at)
+            taken = {i}
+            while wanted := {
+                k
+                for k in range(len(coarse))
+                if k not in taken and any(abs(k - j) == 1 for j in ends_to_pass(line, coarse, taken))
+            }:
+                taken |= wanted
+            coarse = [coarse[k] for k in sorted(taken)]
         first = winner([line[i] for i in coarse])
         if first is None:
             return winner(line)
@@ -88,7 +106,12 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
             and (i == 0 or losses[i] <= losses[i - 1])
             and (i == len(coarse) - 1 or losses[i] <= losses[i + 1])
         ]
-        second = winner(dip) if dip and dips == 2 else None
+        second = winner(dip) if dip and name == "eps" else None
+        if second is not None:  # only if it is above the best by no more than the height of its walls
+            at_second = coarse.index(line.index(second))
+            walls = [scored(line[coarse[i]]) for i in (at_second - 1, at_second + 1) if 0 <= i < len(coarse)]
+            if scored(second) - scored(first) > max(walls) - scored(second):
+                second = None
         found = []
         for place in filter(None, (first, second)):
             for step in [2, 1] if stride == 4 else [1]:
@@ -99,11 +122,11 @@ def oracle(method: str, table: list[list[Score]], start: tuple[int, int], margin
             found.append(place)
         return winner(found)
 
-    by_lr = winner(lr_line(start[1])) if method == "separable" else coarse_to_fine(lr_line(start[1]), start[0], 1)
+    by_lr = winner(lr_line(start[1])) if method == "separable" else coarse_to_fine(lr_line(start[1]), start[0], "lr")
     if by_lr is None:
         return Told(None, paid, 0)
     line = eps_line(by_lr[0])
-    pick = winner(line) if method == "separable" else coarse_to_fine(line, start[1], 2)
+    pick = winner(line) if method == "separable" else coarse_to_fine(line, start[1], "eps")
     assert pick is not None
     for rings in range(1, 1000):
         row, column = pick
@@ -255,12 +278,13 @@ def test_the_stages_of_a_search_by_lines() -> None:
         seen.append(plan("lines", space, paid, start=space.start()))
         paid |= {cell: known[cell] for cell in seen[-1].cells}
     assert [(now.stage, len(now.cells), str(now.pick), now.coarse, now.at_most) for now in seen] == [
-        ("line over lr at eps 0.1", 7, "None", True, 20),
-        ("line over lr at eps 0.1", 2, "lr 0.01, eps 0.1", False, 20),
-        ("line over eps at lr 0.01", 4, "lr 0.01, eps 0.1", True, 19),
-        ("line over eps at lr 0.01", 2, "lr 0.01, eps 1e-05", False, 17),
-        ("neighbours of lr 0.01, eps 1e-05", 2, "lr 0.01, eps 1e-05", False, 17),
-        ("neighbours of lr 0.01, eps 1e-05", 0, "lr 0.01, eps 1e-05", False, 17),
+        ("line over lr at eps 0.1", 3, "None", True, 20),
+        ("line over lr at eps 0.1", 1, "lr 0.01, eps 0.1", True, 20),
+        ("line over lr at eps 0.1", 2, "lr 0.01, eps 0.1", False, 17),
+        ("line over eps at lr 0.01", 4, "lr 0.01, eps 0.1", True, 16),
+        ("line over eps at lr 0.01", 2, "lr 0.01, eps 1e-05", False, 14),
+        ("neighbours of lr 0.01, eps 1e-05", 2, "lr 0.01, eps 1e-05", False, 14),
+        ("neighbours of lr 0.01, eps 1e-05", 0, "lr 0.01, eps 1e-05", False, 14),
     ]
     assert seen[-1].path == (Cell(0.001, 0.1), Cell(0.01, 0.1), Cell(0.01, 1e-5))
     assert (seen[-1].confirmed, seen[-1].rings) == (True, 1)
@@ -295,6 +319,32 @@ def test_lines_find_the_bottom_of_two_valleys_from_anywhere(
     assert (found.pick, found.rings) == (lowest, 1)
     assert found.trials <= {(13, 11): 18, (13, 13): 19, (21, 21): 22}.get(space.shape, 22)
     assert found.trials <= plan("lines", space, {}, start=start).at_most
+
+
+def test_coarse_values_of_lr_are_taken_outward_until_the_best_is_between_worse_ones() -> None:
+    line = Space(axis(range(1, 14), "lr"), None)
+
+    def order(*losses: float) -> list[float | None]:
+        known = {cell: Score(loss) for cell, loss in zip(line.cells(), losses, strict=True)}
+        return [cell.lr for cell in replay("lines", line, known, start=Cell(7.0, None)).order]
+
+    assert order(*(abs(i - 7) for i in range(1, 14))) == [5, 7, 9, 6, 8]
+    assert order(*(abs(i - 4) for i in range(1, 14))) == [5, 7, 9, 3, 1, 2, 4]  # the first of the tied 3 and 5
+    assert order(*(i for i in range(1, 14))) == [5, 7, 9, 3, 1, 2]
+    # While all have failed, both ways.
+    assert order(*(math.inf if i < 11 else i for i in range(1, 14))) == [5, 7, 9, 3, 11, 13, 10, 12]
+
+
+def test_a_second_dip_that_is_too_shallow_is_not_refined() -> None:
+    space = Space(axis([1, 2, 3], "lr"), axis(range(1, 14), "eps"))
+
+    def trials(dip: float) -> int:
+        along = [1.0, 1.0, 0.9, 0.9, 1.0, 1.0, 1.0, 1.0, 1.0, 1.0, dip, dip, 1.0]  # the lowest at 3, another at 11
+        known = {cell: Score(along[int(cell.eps or 0) - 1] + abs((cell.lr or 0) - 2)) for cell in space.cells()}
+        return replay("lines", space, known, start=Cell(2.0, 1.0)).trials
+
+    assert trials(0.96) == 3 + 6 + 2 + 2
+    assert trials(0.94) == 3 + 6 + 2 + 2 + 2
 
 
 def test_a_second_dip_along_eps_is_followed_up() -> None:

@@ -13,7 +13,11 @@ __all__ = ["Known", "known_of", "space_of"]
 
 
 def space_of(records: Sequence[Record]) -> Space:
-    """Return the axes of records: every lr and every eps that occurs."""
+    """Return the axes of records: every lr and every eps that occurs.
+
+    >>> space_of([Record(1, 0.1, value=0), Record(2, 0.1, value=0)]).shape
+    (2, 1)
+    """
     lrs, epses = (
         {value for record in records if (value := getattr(record, name)) is not None} for name in ("lr", "eps")
     )
@@ -22,7 +26,11 @@ def space_of(records: Sequence[Record]) -> Space:
 
 @dataclass(frozen=True)
 class Known:
-    """The axes of a sweep, and the score of each cell in the order of their records. A trial is a cell."""
+    """The axes of a sweep, and the score of each cell in the order of their records. A trial is a cell.
+
+    >>> Known(None, {Cell(1.0, None): Score(0.5)}, sign=1.0).best
+    Cell(lr=1.0, eps=None)
+    """
 
     space: Space | None  # None if there are no records
     cells: Mapping[Cell, Score]

@@ -2,11 +2,12 @@
 
 - ``lines``: over lr at the start's eps, then over eps at the best lr, each from coarse to fine: every second value,
   counted from the start (every fourth, then every second, on an axis of more than 16), then the neighbours of the best.
-  Along eps, where losses are often flat, a second dip among the coarse values is refined as well. The last stage
-  evaluates the unknown neighbours of the pick on both axes; while one of them is better, the search moves there. A
-  pick at an end of an axis extends it, at most twice, if that is allowed. Coarse values need one seed, all others
-  need all seeds. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells if no neighbour is better, and 2 more if there
-  is a second dip.
+  Along lr the loss has one valley: coarse values are taken from the start outward, until the best has a worse one on
+  either side. Along eps losses are often flat: all coarse values are taken, and a second dip among them is refined as
+  well if it is above the best by no more than its depth. The last stage evaluates the unknown neighbours of the pick on
+  both axes; while one of them is better, the search moves there. A pick at an end of an axis extends it, at most twice,
+  if that is allowed. Coarse values need one seed, all others need all seeds. On 13 x 11 values that is at most
+  9 + 7 + 2 = 18 cells if no neighbour is better, and 2 more if there is a second dip.
 - ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
   of the best cell, up to eight. A better neighbour means that lr and eps are not separable here: the eps line is
   repeated at the neighbour's lr, the best of that line gets its own ring, and so on until a ring finds nothing better.
@@ -115,10 +116,9 @@ class _Lines:
         later = self.names[self.names.index(name) + 1 :]
         remaining = sum(_max_of_line(other, self.space) - 1 for other in later) + 2 * len(self.names) - 2
         stride = _first_stride(len(line))
-        cells = self._around(name, at, stride, len(line))
-        pick = best(cells, self.by_first_seed)
-        yield self._stage(stage, cells, pick, remaining=remaining + _max_refined(name, stride), coarse=True)
-        dips = self._dips(name, cells, pick)
+        coarse = self._around(name, at, stride, len(line))
+        cells = yield from self._coarse(name, at, coarse, stage, remaining + _max_refined(name, stride))
+        dips = self._dips(name, cells)
         while dips and stride > 1:
             stride //= 2
             near = [self._around(name, dip, stride, 1) for dip in dips]
@@ -138,19 +138,42 @@ class _Lines:
             yield self._stage(stage, cells, pick, remaining=remaining)
         return pick
 
-    def _dips(self, name: str, cells: tuple[Cell, ...], pick: Cell | None) -> list[Cell]:
-        """Return the best coarse cell; along eps, where a line may have two dips, also the best of another dip."""
+    def _coarse(
+        self, name: str, at: Cell, every: tuple[Cell, ...], stage: str, remaining: int
+    ) -> Generator[Stage, None, tuple[Cell, ...]]:
+        """Evaluate the coarse cells of a line, along lr only as far as needed; return those."""
+        place, reach = every.index(at), 1 if name == "lr" else len(every)
+        first, last = max(place - reach, 0), min(place + reach, len(every) - 1)
+        while True:
+            cells = every[first : last + 1]
+            pick = best(cells, self.by_first_seed)
+            yield self._stage(stage, cells, pick, remaining=remaining + len(every) - len(cells), coarse=True)
+            # One more beyond the pick, or on both sides if all have failed.
+            low, high = (first, last) if pick is None else (every.index(pick),) * 2
+            first, last = max(min(first, low - 1), 0), min(max(last, high + 1), len(every) - 1)
+            if last - first < len(cells):
+                return cells
+
+    def _dips(self, name: str, cells: tuple[Cell, ...]) -> list[Cell]:
+        """Return the best coarse cell; along eps also the best of another dip, if that may turn out to be lower."""
+        pick = best(cells, self.by_first_seed)
         if pick is None or name != "eps":
             return [pick] if pick else []
         ranks = [self.by_first_seed[cell].rank for cell in cells]
+        beside = [[k for k in (i - 1, i + 1) if 0 <= k < len(cells)] for i in range(len(cells))]
         place = cells.index(pick)
         others = [
             cell
             for i, cell in enumerate(cells)
-            if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in (i - 1, i + 1) if 0 <= k < len(cells))
+            if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in beside[i])
         ]
         second = best(others, self.by_first_seed)
-        return [pick, second] if second else [pick]
+        if second is None:
+            return [pick]
+        losses = [self.by_first_seed[cell].loss for cell in cells]
+        at = cells.index(second)
+        depth = max(losses[k] for k in beside[at]) - losses[at]
+        return [pick, second] if losses[at] - losses[place] <= depth else [pick]
 
     def _neighbours(self, pick: Cell) -> Iterator[Stage]:
         confirmed = None
