@@ -163,9 +163,7 @@ class _Lines:
         beside = [[k for k in (i - 1, i + 1) if 0 <= k < len(cells)] for i in range(len(cells))]
         place = cells.index(pick)
         others = [
-            cell
-            for i, cell in enumerate(cells)
-            if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in beside[i])
+            cell for i, cell in enumerate(cells) if abs(i - place) > 1 and all(ranks[i] <= ranks[k] for k in beside[i])
         ]
         second = best(others, self.by_first_seed)
         if second is None:
