@@ -2,8 +2,11 @@
 
 import copy
 import gc
+import os
+import subprocess
 import sys
 import weakref
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -515,3 +518,15 @@ def test_frozen_integers_of_a_quantised_model_do_not_take_the_kernels_away() -> 
         assert opt._params is not None
         assert [type(backend) for backend in opt._params.backends] == [fused_backend.Fused]
         assert q not in opt.state
+
+
+@pytest.mark.parametrize("capability", ["80", "90"])
+def test_the_kernels_compile_for_a_gpu(capability: str, tmp_path: Path) -> None:
+    pytest.importorskip("triton")
+    environment = os.environ | {"TRITON_CACHE_DIR": str(tmp_path)}
+    environment.pop("TRITON_INTERPRET", None)
+    script = Path(__file__).with_name("compiled_kernels.py")
+    done = subprocess.run(
+        [sys.executable, str(script), capability], env=environment, capture_output=True, text=True, check=False
+    )
+    assert (done.stdout, done.returncode) == ("compiled\n", 0), done.stderr

@@ -1,6 +1,7 @@
 """The tuner as people use it: here and with worker processes, stopped and gone on with, alone and with others."""
 
 import contextlib
+import itertools
 import json
 import math
 import multiprocessing
@@ -130,6 +131,21 @@ def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
     kept = tune(objective, lr="0.01:10:4", extend=False, storage=tmp_path / "b.journal")
     assert kept.best is not None
     assert (kept.best.lr, kept.extended, kept.at_ends) == (10, (), ("lr",))
+
+
+@pytest.mark.parametrize("values", [[1e-3, 3e-3, 1e-2], [1, 3], [1, 10, 30]])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_short_axis_is_extended_at_either_end(values: list[float], sign: int, tmp_path: Path) -> None:
+    """A search whose own points it does not know would wait forever."""
+    calls = itertools.count()
+
+    def watcher(progress: Progress) -> None:
+        assert next(calls) < 100
+
+    result = tune(lambda trial: trial.lr**sign, lr=values, storage=tmp_path / "a.journal", watcher=watcher)
+    assert result.best is not None
+    assert result.best.lr == (min if sign > 0 else max)(record.lr or 0 for record in result.trials)
+    assert len(result.extended) == 1
 
 
 def test_coarse_values_are_run_with_one_seed(tmp_path: Path) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 
 from avagrad.stopping import Stopped, interrupt_on_sigterm
 from avagrad.tune.leases import Watch
-from avagrad.tune.methods import widest
 from avagrad.tune.optuna_trials import DIED, LOST, Snapshot, faults
 from avagrad.tune.records import Record, write_records
 from avagrad.tune.result import Best, Progress, Result, Verdict
@@ -55,7 +54,6 @@ class SearchLoop:
     ) -> None:
         self.study, self.pool, self.space, self.start, self.method = study, pool, space, start, method
         self.seeds, self.retries, self.margin, self.extend = seeds, retries, margin, extend
-        self.reach = widest(space) if method == "lines" and extend else space
         self.watch = Watch(lease)
         self.began = time.monotonic()
         self.snapshot = Snapshot()
@@ -110,18 +108,18 @@ class SearchLoop:
 
     # --- known scores, and the next points ---
 
-    def _records(self) -> list[Record]:
-        return [
-            record for record in self.snapshot.records if record.seed in self.seeds and record.point.cell in self.reach
-        ]
+    def _records(self, seeds: tuple[int, ...]) -> list[Record]:
+        return [record for record in self.snapshot.records if record.seed in seeds]
 
     def _known(self, seeds: tuple[int, ...]) -> dict[Cell, Score]:
-        """Return the scores of cells that have all of these seeds, including those that failed permanently."""
-        records = [record for record in self._records() if record.seed in seeds]
+        """Return the scores of cells that have all of these seeds, including those that failed permanently.
+
+        The study may have more cells than the search has: its axes may have been others before.
+        """
+        records = self._records(seeds)
         done = {record.point.key for record in records}
-        points = [Point(*cell, seed) for cell in self.reach.cells() for seed in seeds]
-        failed = [point for point in points if point.key not in done and self._has_failed(point.key)]
-        records += [Record(*point, value=self.study.worst) for point in failed]
+        failed = [Point.from_key(key) for key in self.snapshot.failures if key not in done and self._has_failed(key)]
+        records += [Record(*point, value=self.study.worst) for point in failed if point.seed in seeds]
         return scores(records, direction=self.study.direction, seeds=len(seeds))
 
     def _search(self) -> dict[str, Any]:
@@ -190,9 +188,10 @@ class SearchLoop:
         return ""
 
     def _progress(self, now: Plan) -> Progress:
-        done = len(self._records())
+        records = [record for record in self._records(self.seeds) if record.point.cell in now.space]
+        done = len(records)
         total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
-        times = [record.seconds for record in self._records() if record.seconds is not None]
+        times = [record.seconds for record in records if record.seconds is not None]
         busy = max(1, len(self.snapshot.held))
         left = sum(times) / len(times) * (total - done) / busy if times else None
         best = self._best(now.pick)
@@ -202,7 +201,7 @@ class SearchLoop:
     def _best(self, cell: Cell | None) -> Best | None:
         if cell is None:
             return None
-        values = tuple(record.value for record in self._records() if record.point.cell == cell)
+        values = tuple(record.value for record in self._records(self.seeds) if record.point.cell == cell)
         return Best(*cell, sum(values) / len(values), values) if values and all(map(math.isfinite, values)) else None
 
     def _result(self, now: Plan) -> Result:
@@ -210,13 +209,14 @@ class SearchLoop:
         found: Separability | Verdict | None = None
         if best is not None and self.space.lr is not None and self.space.eps is not None:
             if self.method == "grid" and min(self.space.shape) > 1:
-                found = separability(self.space, self._known(self.seeds), start=self.start, margin=self.margin)
+                known = {cell: score for cell, score in self._known(self.seeds).items() if cell in self.space}
+                found = separability(self.space, known, start=self.start, margin=self.margin)
             else:
                 found = Verdict(now.confirmed, now.rings, verdict(now))
         keys = dict.fromkeys(Point(*cell, seed).key for cell in now.space.cells() for seed in self.seeds)
         # The study may have more points than this search has evaluated.
         evaluated = set(replay(**self._search()).order)
-        trials = tuple(record for record in self._records() if record.point.cell in evaluated)
+        trials = tuple(record for record in self._records(self.seeds) if record.point.cell in evaluated)
         return Result(
             best,
             trials,

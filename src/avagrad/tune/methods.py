@@ -30,24 +30,10 @@ from typing import Any, NamedTuple
 from avagrad.tune.scores import Score, best, better
 from avagrad.tune.space import NAMES, Cell, Space
 
-__all__ = ["METHODS", "widest"]
+__all__ = ["METHODS"]
 
 _MAX_EXTENSIONS = 2  # of one axis
 _LONG = 16  # the first stride is 2 on an axis of up to so many values, and 4 on a longer one
-
-
-def widest(space: Space) -> Space:
-    """Return the space with its axes extended as far as the search by lines may extend them.
-
-    >>> from avagrad.tune.space import axis
-    >>> widest(Space(axis([1, 10], "lr"), None)).lr.values
-    (0.0001, 0.001, 0.01, 0.1, 1.0, 10.0, 100.0, 1000.0, 10000.0, 100000.0)
-    """
-    for name in NAMES:
-        for end in (0, -1):
-            for _ in range(_MAX_EXTENSIONS):
-                space = space.extended(name, space.cells()[end])
-    return space
 
 
 class Known(NamedTuple):

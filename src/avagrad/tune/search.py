@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from avagrad.tune.methods import METHODS, Known, stages, widest
+from avagrad.tune.methods import METHODS, Known, stages
 from avagrad.tune.scores import Score, best, best_so_far, better, scores
 from avagrad.tune.space import Cell, Space
 
-__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores", "widest"]
+__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores"]
 
 
 @dataclass(frozen=True)
