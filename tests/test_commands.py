@@ -29,7 +29,7 @@ QUICK = {
     "avagrad study export runs/mine.journal mine.jsonl",
     "avagrad study import mine.jsonl --storage other.journal --name mymodule:objective",
     "avagrad study show runs/mine.journal",
-    "avagrad tune mymodule:objective --lr 1e-4:1e3:15 --eps 1e-8:100:11 --storage runs/mine.journal --workers 2",
+    "avagrad tune mymodule:objective --lr 1e-4:1e3:8 --eps 1e-8:100:11 --storage runs/mine.journal --workers 2",
 }
 # Spoken of without the arguments that they, or their last option, need.
 MENTIONED = {

@@ -335,3 +335,22 @@ def test_a_refused_group_leaves_no_hooks_inside_the_context() -> None:
         (a.sum() + part.sum()).backward()  # type: ignore[no-untyped-call]
         opt.step()
     assert part.grad is not None
+
+
+@pytest.mark.parametrize("name", DELAYED)
+@pytest.mark.parametrize("path", EVERY_PATH)
+@pytest.mark.parametrize("eps", [0.0, 1e-20, float("nan")])
+def test_an_eps_that_a_group_may_not_have_is_rejected_at_the_next_step(name: str, path: str, eps: float) -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = optimizer_class(name)([w], lr=0.1, eps=0.1, **EVERY_PATH[path])
+    w.grad = torch.tensor([1.0, 0.0, 2.0])
+    for _ in range(2):
+        opt.step()
+    before, opt.param_groups[0]["eps"] = w.detach().clone(), eps
+    with pytest.raises(ValueError, match=rf"{name}: eps is {eps}, but must be"):
+        opt.step()
+    assert torch.equal(w, before)
+    opt.param_groups[0]["eps"] = 0.1
+    opt.step()
+    assert w.isfinite().all()
+    assert not torch.equal(w, before)

@@ -42,7 +42,7 @@ class DelayedOptimizer(RuleOptimizer):
         ),
     }
     _choices = (
-        "norm", "norm_of", "rounding", "rounding_seed", "clip_update", "clip_moment",
+        "eps", "norm", "norm_of", "rounding", "rounding_seed", "clip_update", "clip_moment",
         "bias_correction", "active_only", "decoupled_weight_decay", "maximize",
     )  # fmt: skip
     _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")

@@ -24,13 +24,14 @@ class AvaStep(DelayedOptimizer):
     Where AvaGrad normalises the rates, AvaStep normalises the step that they are predicted to make. The root mean
     square of a step is at most c lr, whatever the gradient (with ``norm=2``; weight decay aside). A small eps gives
     Delayed Adam, a large one SGD with momentum and normalised gradients. A coordinate that has had no gradient other
-    than 0 does not move, and does not count. Gradients are clamped to 1e18. With ``clip_update=None``
-    Theorem 2 of the paper holds; with a clamp it does not.
+    than 0 is moved by decoupled weight decay alone, and does not count. Gradients are clamped to 1e18. With
+    ``clip_update=None`` Theorem 2 of the paper holds; with a clamp it does not.
 
     All arguments but these are those of :class:`AvaGrad`; ``bias_correction`` and ``active_only`` are always on.
 
     Args:
-        lr: the learning rate, on Adam's scale, with the same schedules and warm-up.
+        lr: the learning rate, on Adam's scale, with the same schedules. Near the largest stable lr it needs a warm-up
+            of 100 steps or more.
         norm: 2 for the root mean square of the predicted step, 1 for the mean of its absolute values.
         clip_update: c; None is no clamp.
         clip_moment: clamp gradients to this multiple of r_t; None is no clamp. With a number, one bad batch does not

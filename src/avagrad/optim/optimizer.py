@@ -39,7 +39,7 @@ class RuleOptimizer(Optimizer):
 
     _rule_class: ClassVar[type[Rule]]
     _allowed: ClassVar[Allowed] = ALLOWED
-    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are validated again when they have changed
+    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are validated again at each new snapshot
     # A checkpoint whose groups lack one of these is from another optimizer, such as torch.optim.Adam.
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps

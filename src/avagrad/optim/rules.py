@@ -162,12 +162,12 @@ def delayed_step(
     >>> delayed_step(one, one, one, one, 2, one / 2, 2.0, lr=0.1, beta1=0.5, beta2=0.5, bias_correction=False)[0]
     tensor([0.9000])
     """
-    moves = t > 1 if bias_correction else True  # a first gradient only fills the moments
+    started = t > 1 if bias_correction else True  # a first gradient only fills the moments
     if maximize:
         g = -g
     if is_on(weight_decay):
         if decoupled:
-            w = where(moves, w * (1 - lr * weight_decay), w)
+            w = where(started, w * (1 - lr * weight_decay), w)
         elif active_only:  # decay alone does not make a coordinate active
             g = g + torch.where((v == 0) & (g == 0), 0.0, weight_decay * w)
         else:
@@ -176,7 +176,7 @@ def delayed_step(
     m = beta1 * m + (1 - beta1) * g
     m_hat = m / bias_correction_of(beta1, t) if bias_correction else m
     m_hat = clips.momentum(m_hat)
-    w = where(moves, w - lr * gamma * eta * m_hat, w)
+    w = where(started, w - lr * gamma * eta * m_hat, w)
     v = beta2 * v + (1 - beta2) * g * g
     return w, m, v
 
@@ -277,7 +277,7 @@ class Delayed(Rule):
     @property
     def checked(self) -> tuple[float | None, ...]:
         """Numbers that are validated when they change."""
-        return self.clip_update, self.clip_moment
+        return self.eps, self.clip_update, self.clip_moment
 
     @property
     def decay(self) -> float:  # type: ignore[override]

@@ -7,7 +7,7 @@
   well if it is above the best by no more than its depth. The last stage evaluates the unknown neighbours of the pick on
   both axes; while one of them is better, the search moves there. A pick at an end of an axis extends it, at most twice,
   if that is allowed. Coarse values need one seed, all others need all seeds. On 13 x 11 values that is at most
-  9 + 7 + 2 = 18 cells if no neighbour is better, and 2 more if there is a second dip.
+  9 + 7 + 2 = 18 cells if no neighbour is better and no axis is extended, and 2 more if there is a second dip.
 - ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
   of the best cell, up to eight. A better neighbour means that lr and eps are not separable here: the eps line is
   repeated at the neighbour's lr, the best of that line gets its own ring, and so on until a ring finds nothing better.
