@@ -133,6 +133,14 @@ def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
     assert (kept.best.lr, kept.extended, kept.at_ends) == (10, (), ("lr",))
 
 
+def test_an_objective_that_ignores_its_trial_is_noticed(tmp_path: Path) -> None:
+    result = tune(lambda trial: 0.5, lr="1e-3:1:4", eps="1e-4:1:5", storage=tmp_path / "a.journal")
+    assert "All trials have the same value: does the objective use the lr and eps of the trial?" in result.summary()
+    assert "were enough" not in result.summary()
+    other = tune(lambda trial: trial.lr, lr="1e-3:1:4", extend=False, storage=tmp_path / "b.journal")
+    assert "the same value" not in other.summary()
+
+
 @pytest.mark.parametrize("values", [[1e-3, 3e-3, 1e-2], [1, 3], [1, 10, 30]])
 @pytest.mark.parametrize("sign", [1, -1])
 def test_a_short_axis_is_extended_at_either_end(values: list[float], sign: int, tmp_path: Path) -> None:

@@ -100,7 +100,9 @@ class Result:
         parts = [
             f"Best: {cell}, with {self.best.value:.6g}, after {count} {'trial' if count == 1 else 'trials'}{before}."
         ]
-        if self.separability is not None:
+        if count > 1 and len({record.value for record in self.trials}) == 1:
+            parts.append("All trials have the same value: does the objective use the lr and eps of the trial?")
+        elif self.separability is not None:
             parts.append(self.separability.summary())
         if self.extended:
             parts.append(f"The best was at an end, so the search was extended: {', '.join(self.extended)}.")

@@ -4,6 +4,7 @@ import json
 import math
 import os
 import re
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -203,7 +204,7 @@ class _Line:
         self.width = 0
 
     def __call__(self, progress: Progress) -> None:
-        text = progress.summary()
+        text = progress.summary()[: shutil.get_terminal_size().columns - 1]  # a longer one would start a new line
         sys.stderr.write(f"\r{text.ljust(self.width)}")
         sys.stderr.flush()
         self.width = len(text)

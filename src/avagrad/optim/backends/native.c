@@ -30,8 +30,9 @@ typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
     double eps, weight_decay, inverse_before, unscale, counts, key;
     double clip_update, clip_moment;
-    double next_scale, next_eps, unit; /* sum() adds up large * x; unit = large^-p undoes that */
+    double next_scale, next_eps, undo; /* sum() adds up large * x; undo = large^-p */
 } Shared;
+_Static_assert(sizeof(Shared) == 19 * sizeof(double), "as SHARED of fused.py");
 
 static uint32_t mix(uint32_t h) {
     h ^= h >> 16;
@@ -76,12 +77,12 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
     s.clip_moment = group[CLIP_MOMENT];
     s.next_scale = sqrt(inverse_next);
     s.next_eps = group[EPS];
-    s.unit = 1;
+    s.undo = 1;
     if (flags->norm_of_step) { /* eta r is about r / eps where eps is large: its square is too small for a float */
         const double large = fmax(1, group[EPS]);
         s.next_eps /= s.next_scale * large;
         s.next_scale = 1 / large;
-        s.unit = flags->norm == 2 ? 1 / (large * large) : 1 / large;
+        s.undo = flags->norm == 2 ? 1 / (large * large) : 1 / large;
     }
     s.unscale = (grad_scale ? 1.0 / *grad_scale : 1.0) * (flags->maximize ? -1 : 1);
     s.key = mix(mix(mix((uint32_t)row[SEED]) + (uint32_t)t) + (uint32_t)row[PARAM_ID]);
@@ -228,7 +229,7 @@ static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t
         total += (squared ? x * x : x) * counts;
         live += counts;
     }
-    sums[0] += total * s->unit * s->counts;
+    sums[0] += total * s->undo * s->counts;
     sums[1] += live * s->counts;
 }
 
