@@ -150,7 +150,7 @@ def test_a_short_axis_is_extended_at_either_end(values: list[float], sign: int, 
     def watcher(progress: Progress) -> None:
         assert next(calls) < 100
 
-    result = tune(lambda trial: trial.lr**sign, lr=values, storage=tmp_path / "a.journal", watcher=watcher)
+    result = tune(lambda trial: (trial.lr or 0) ** sign, lr=values, storage=tmp_path / "a.journal", watcher=watcher)
     assert result.best is not None
     assert result.best.lr == (min if sign > 0 else max)(record.lr or 0 for record in result.trials)
     assert len(result.extended) == 1

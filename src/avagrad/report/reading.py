@@ -31,7 +31,6 @@ OUTPUT = "report-files"  # next to the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
-_UNREADABLE: Any = object()
 _NAMED = 5  # bad lines of a file that are named one by one
 # What a method does by default says nothing about it.
 _USUAL = {"betas", "momentum"}
@@ -237,10 +236,7 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
 
 
 def thinned_lines(path: Path, most: int = _ROWS) -> tuple[list[tuple[int, bytes]], int]:
-    r"""Return lines of a file with their numbers, and that every so many of them is there; the last one always is.
-
-    At most about ``most`` lines are kept, however many there are, and no other is looked into.
-    """
+    """Return about ``most`` lines of a file with their numbers, evenly spaced, the last among them; and the spacing."""
     kept: list[tuple[int, bytes]] = []
     every, last = 1, None
     with path.open("rb") as file:
@@ -323,22 +319,21 @@ class _Reader:
         from avagrad.tune.storage import open_storage
         from avagrad.tune.study import Study
 
-        def read(path: Path) -> list[tuple[Study, tuple[Record, ...], dict[str, Any]]]:
+        def read(path: Path) -> list[Sweep]:
             copy = shutil.copy(path, place)
             names = [each.study_name for each in open_storage(copy, create=False).get_all_studies()]
             if not names:
                 raise ValueError("there is no study in it")
             studies = [Study(copy, name, create=False) for name in names]
-            return [(study, study.snapshot().records, study.search) for study in studies]
+            own = self._name(path)
+            return [Sweep(own, x.name, x.snapshot().records, x.about, {}, x.direction, x.search) for x in studies]
 
         with tempfile.TemporaryDirectory() as place:
-            nothing: list[tuple[Study, tuple[Record, ...], dict[str, Any]]] = []
-            for study, records, search in self._try(path, read, nothing, place):
-                if records:
-                    sweep = Sweep(self._name(path), study.name, records, study.about, {}, study.direction, search)
+            for sweep in self._try(path, read, place) or ():
+                if sweep.records:
                     self.found["sweeps"].append(sweep)
                 else:
-                    self._problem(path, f"the study {study.name!r} has no finished points yet")
+                    self._problem(path, f"the study {sweep.name!r} has no finished points yet")
 
     def _read_step_times(self, path: Path) -> None:
         content = self._json(path, must_be_object=False)
@@ -351,8 +346,7 @@ class _Reader:
 
     def _records(self, path: Path) -> tuple[Record, ...]:
         bad: list[str] = []
-        nothing: list[Record] = []
-        records = tuple(self._try(path, lambda path: read_records(path, bad=bad), nothing))
+        records = tuple(self._try(path, lambda path: read_records(path, bad=bad)) or ())
         # A misspelt key would make a record of a sweep without an lr, or an eps, among those that have one.
         for name in NAMES:
             without = [record for record in records if getattr(record, name) is None]
@@ -367,8 +361,7 @@ class _Reader:
 
     def _rows(self, path: Path, most: int = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:
         """Return lines of a file that are objects; the others are problems, a last one that is being written is not."""
-        nothing: tuple[list[tuple[int, bytes]], int] = [], 1
-        lines, every = self._try(path, lambda path: thinned_lines(path, most), nothing)
+        lines, every = self._try(path, lambda path: thinned_lines(path, most)) or ([], 1)
         rows, bad = [], []
         for at, line in lines:
             try:
@@ -385,14 +378,14 @@ class _Reader:
         return tuple(rows), every
 
     def _json(self, path: Path, must_be_object: bool = True) -> dict[str, Any] | None:
-        content = self._try(path, lambda path: json.loads(path.read_bytes()), _UNREADABLE)
-        if isinstance(content, dict):
-            return content
-        if must_be_object and content is not _UNREADABLE:
-            self._problem(path, "it is not an object in JSON")
+        for content in self._try(path, lambda path: [json.loads(path.read_bytes())]) or ():
+            if isinstance(content, dict):
+                return content
+            if must_be_object:
+                self._problem(path, "it is not an object in JSON")
         return None
 
-    def _try(self, path: Path, read: Callable[[Path], T], otherwise: T, hide: str = "") -> T:
+    def _try(self, path: Path, read: Callable[[Path], T], hide: str = "") -> T | None:
         """Return what a file holds. Whatever goes wrong becomes a problem, so that the rest is still read."""
         try:
             if not stat.S_ISREG(path.stat().st_mode):  # a pipe would block, and a device may never end
@@ -401,7 +394,7 @@ class _Reader:
         except Exception as error:  # Optuna, for one, raises whatever a file makes it raise
             why = getattr(error, "strerror", None) or str(error) or type(error).__name__
             self._problem(path, f"it cannot be read ({why.replace(hide, '').strip().rstrip('.')})")
-            return otherwise
+            return None
 
     def _problem(self, path: Path, why: str) -> None:
         self.problems.append(Problem(self._name(path), f"{why.rstrip('.')}."))
