@@ -254,23 +254,6 @@ def test_gamma_is_empty_where_there_is_none(tmp_path: Path) -> None:
     assert read_metrics(tmp_path / "run")[0]["gamma"] is None
 
 
-def test_tensorboard_gets_the_same_numbers(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    train(small("digits", epochs=2), tmp_path / "run", tensorboard=True)
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    rows = read_metrics(tmp_path / "run")
-    for name in ("loss", "error", "lr", "gamma"):
-        told = [(event.step, event.value) for event in events.Scalars(name)]
-        assert told == [(row["step"], pytest.approx(row[name])) for row in rows]
-
-
-def test_tensorboard_that_is_missing_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", None)
-    with pytest.raises(ModuleNotFoundError, match="pip install tensorboard"):
-        train(small("digits"), tmp_path / "run", tensorboard=True)
-
-
 # --- divergence is a result ---
 
 
@@ -464,18 +447,6 @@ def test_a_change_of_versions_is_remarked_on(tmp_path: Path, monkeypatch: pytest
     assert len(remarks) == 1
     assert "from step 0 on it ran with" in remarks[0]
     assert "9.9" in remarks[0]
-
-
-def test_tensorboard_shows_no_step_twice(tmp_path: Path) -> None:
-    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
-    config = small("digits", epochs=3)
-    with pytest.raises(Stopped):
-        train(config, tmp_path / "run", tensorboard=True, callback=StopAt(40))
-    (tmp_path / "run" / "checkpoint.pt").unlink()  # as if it had been killed before it saved
-    train(config, tmp_path / "run", tensorboard=True, resume=True)
-    events = accumulator.EventAccumulator(str(tmp_path / "run" / "tensorboard"))
-    events.Reload()
-    assert [event.step for event in events.Scalars("loss")] == [15, 30, 45]
 
 
 def test_lines_that_nobody_reads_do_not_stop_a_run(tmp_path: Path) -> None:

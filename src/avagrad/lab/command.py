@@ -43,7 +43,7 @@ def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -
         raise ValueError("resume is given without out: name the folder of the run to resume.")
     config = config_from(task, given)
     out = Path(given["out"]) if given.get("out") is not None else _free_folder(config)
-    options: dict[str, Any] = {name: bool(given.get(name)) for name in ("resume", "tensorboard", "download")}
+    options: dict[str, Any] = {name: bool(given.get(name)) for name in ("resume", "download")}
     if given.get("save_every") is not None:
         options["save_every"] = given["save_every"]
     try:

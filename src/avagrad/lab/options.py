@@ -58,7 +58,6 @@ _TABLE = [
     Option("compile", bool, "compile the model (torch.compile)"),
     Option("deterministic", bool, "on a GPU, compute the same bits in every run"),
     Option("save_every", float, "seconds between checkpoints; default: 30"),
-    Option("tensorboard", bool, "also write events for TensorBoard"),
     Option("download", bool, "allow the task to download its data"),
     Option("dry_run", bool, "print what would be run, and run nothing"),
 ]

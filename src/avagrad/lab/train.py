@@ -11,10 +11,8 @@
 scikit-learn for the digits).
 """
 
-import contextlib
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +44,6 @@ def train(
     callback: Callback | None = None,
     save_every: float = 30.0,
     deadline: float | None = None,
-    tensorboard: bool = False,
     download: bool = False,
 ) -> dict[str, Any]:
     """Start or resume the run that a Config describes, and return the content of its ``result.json``.
@@ -62,7 +59,6 @@ def train(
         callback: called during the run.
         save_every: seconds between checkpoints.
         deadline: the value of ``time.monotonic()`` at which it saves and stops, as after a signal.
-        tensorboard: also write events for TensorBoard to the folder.
         download: allow the task to download its data.
 
     >>> import tempfile
@@ -80,7 +76,7 @@ def train(
         with open_run(config, task, out, resume=resume, processes=processes, **often) as opened:  # type: ignore[arg-type]
             if opened.result is not None:
                 return opened.result
-            return Training(config, task, opened, callback, tensorboard=tensorboard).run()
+            return Training(config, task, opened, callback).run()
 
 
 class Training(Run):
@@ -90,13 +86,9 @@ class Training(Run):
     True
     """
 
-    def __init__(
-        self, config: Config, task: Task, opened: OpenRun, callback: Callback | None, *, tensorboard: bool
-    ) -> None:
+    def __init__(self, config: Config, task: Task, opened: OpenRun, callback: Callback | None) -> None:
         super().__init__(opened, callback)
         self.config, self.task = config, task
-        self.events_in = self.folder.path if tensorboard and self.processes.rank == 0 else None
-        self.events: Any = None
         self.device = task.device
         self.on_cuda = torch.device(self.device).type == "cuda"
         self.noise = seeded(config.seed, self.device, self.processes.rank)
@@ -137,8 +129,7 @@ class Training(Run):
     def run(self) -> dict[str, Any]:
         """Train to the end."""
         try:
-            with _writer(self.events_in, self.step) as self.events:
-                return self._loop()
+            return self._loop()
         finally:
             del self.take_step  # a distributed model must be freed before the process group
 
@@ -211,10 +202,6 @@ class Training(Run):
 
     def _write(self, row: dict[str, Any]) -> None:
         self.folder.append(row)
-        if self.events is not None:
-            for name in ("loss", "validation_loss", "error", "lr", "gamma"):
-                if row.get(name) is not None:
-                    self.events.add_scalar(name, row[name], row["step"])
         self.callback.on_record(row)
 
     # --- the ends ---
@@ -301,25 +288,6 @@ class Training(Run):
 def _gamma(optimizer: Optimizer) -> float | None:
     """Return the gamma of the next step, for the methods that have one."""
     return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW, avagrad.AvaStep)) else None
-
-
-@contextlib.contextmanager
-def _writer(folder: Path | None, step: int) -> Iterator[Any]:
-    """Open TensorBoard's writer, if requested; its events after this step are discarded."""
-    if folder is None:
-        yield None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "tensorboard is True, but TensorBoard is not installed: pip install tensorboard, or leave the option out."
-        ) from error
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-    try:
-        yield writer
-    finally:
-        writer.close()
 
 
 if __name__ == "__main__":
