@@ -449,6 +449,21 @@ def test_a_change_of_versions_is_remarked_on(tmp_path: Path, monkeypatch: pytest
     assert "9.9" in remarks[0]
 
 
+def test_a_checkpoint_of_several_processes_goes_on_in_one(tmp_path: Path) -> None:
+    """Earlier versions wrote such checkpoints: loss_sums has a sum for each process."""
+    config = small("digits", epochs=2)
+    whole = train(config, tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "run", callback=StopAt(20))
+    state = torch.load(tmp_path / "run" / "checkpoint.pt", weights_only=True)
+    (own,) = state["loss_sums"]
+    torch.save(state | {"loss_sums": [own - 1, own + 1]}, tmp_path / "run" / "checkpoint.pt")
+    result = train(config, tmp_path / "run", resume=True)
+    assert result["remarks"] == ["from step 20 on it ran in one process instead of 2."]
+    assert result["loss"] == pytest.approx(whole["loss"])
+    assert result["test"] == whole["test"]
+
+
 def test_lines_that_nobody_reads_do_not_stop_a_run(tmp_path: Path) -> None:
     out = tmp_path / "run"
     process = subprocess.Popen(

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -132,8 +131,6 @@ def _train(given: dict[str, Any]) -> int:
         print(describe(config_from(given["task"], given)))
         return 0
     result, out = run(given["task"], given, Lines())
-    if os.environ.get("RANK", "0") != "0":  # only the first of several processes prints
-        return 0
     for remark in result["remarks"]:
         print(f"note: {remark}", file=sys.stderr)
     line = summary(result, task_class(given["task"]).unit)

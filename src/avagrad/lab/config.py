@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -199,7 +198,7 @@ def configure(
     on_cuda = device.startswith("cuda")
     config = Config(
         precision=precision or (cls.precision_on_cuda if on_cuda else "float32"),
-        graph=(on_cuda and cls.fits_a_graph and not _is_shared()) if graph is None else graph,
+        graph=(on_cuda and cls.fits_a_graph) if graph is None else graph,
         compile=compile,
         deterministic=deterministic,
         task=task,
@@ -231,11 +230,6 @@ def optimizer_arguments(config: Config) -> dict[str, Any]:
     if config.eps is not None:
         arguments["eps"] = config.eps
     return arguments
-
-
-def _is_shared() -> bool:
-    """Return whether several processes share the run (torchrun)."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
 
 
 def _missing(name: str, optimizer: str, task: str, preset: str) -> Sourced:
@@ -270,8 +264,7 @@ def _check(config: Config) -> None:
     on_cuda = config.device.startswith("cuda")
     check("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
     check("graph", on_cuda or not config.graph, "False on a device other than CUDA")
-    fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
-    check("graph", fits, f"False for {config.task}, and if several processes share a run")
+    check("graph", not config.graph or task_class(config.task).fits_a_graph, f"False for {config.task}")
     try:
         torch.empty(1, device=config.device).cpu()
     except Exception as error:

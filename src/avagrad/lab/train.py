@@ -17,15 +17,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.environment import generator_states, seeded, set_generator_states
 from avagrad.lab.methods import method
-from avagrad.lab.processes import joined
 from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
 from avagrad.lab.tasks import task_class
@@ -69,14 +66,12 @@ def train(
     ('diverged', 2, None)
     """
     check_save_every(save_every)
-    with joined(config.device) as processes:
-        options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
-        task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
-        often = {"save_every": save_every, "deadline": deadline}
-        with open_run(config, task, out, resume=resume, processes=processes, **often) as opened:  # type: ignore[arg-type]
-            if opened.result is not None:
-                return opened.result
-            return Training(config, task, opened, callback).run()
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    task = task_class(config.task)(**options, download=download)
+    with open_run(config, task, out, resume=resume, save_every=save_every, deadline=deadline) as opened:
+        if opened.result is not None:
+            return opened.result
+        return Training(config, task, opened, callback).run()
 
 
 class Training(Run):
@@ -91,7 +86,7 @@ class Training(Run):
         self.config, self.task = config, task
         self.device = task.device
         self.on_cuda = torch.device(self.device).type == "cuda"
-        self.noise = seeded(config.seed, self.device, self.processes.rank)
+        self.noise = seeded(config.seed, self.device)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
         if config.graph:  # a graph reads the learning rate from the device
@@ -115,25 +110,16 @@ class Training(Run):
         return self.model.parameters()
 
     def _stepper(self) -> Step:
-        model: nn.Module = self.model
         if self.config.compile:
-            model.compile()
-        if self.processes.world > 1:
-            model = DistributedDataParallel(model)
+            self.model.compile()
         kind = GraphStep if self.config.graph else Step
         options: dict[str, Any] = {"clip": self.config.clip, "precision": self.config.precision}
-        return kind(self.task, model, self.optimizer, self.noise, self.losses, **options)
+        return kind(self.task, self.model, self.optimizer, self.noise, self.losses, **options)
 
     # --- the loop ---
 
     def run(self) -> dict[str, Any]:
         """Train to the end."""
-        try:
-            return self._loop()
-        finally:
-            del self.take_step  # a distributed model must be freed before the process group
-
-    def _loop(self) -> dict[str, Any]:
         self.callback.on_start(self.config, self.step, self.total)
         per_epoch = self.task.steps_per_epoch
         while self.step < self.total:
@@ -152,7 +138,7 @@ class Training(Run):
                 self.callback.on_step(self.step)
                 is_last = i + 1 == per_epoch
                 if is_last or not self.on_cuda or self.step % CHECKS_EVERY == 0:
-                    if first_bad := self._first_bad():
+                    if first_bad := int(self.losses.first_bad.item()):
                         return self._diverged(first_bad)
                     if not is_last:
                         self.save_if_due()
@@ -161,16 +147,12 @@ class Training(Run):
             self.save_if_due()
         return self._finished()
 
-    def _first_bad(self) -> int:
-        return self.processes.largest(int(self.losses.first_bad.item()))
-
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr.fill_(lr) if self.config.graph else lr
 
     def _evaluate(self, part: str) -> Score:
         self.model.eval()
-        self.processes.broadcast(self.model.buffers())  # BatchNorm's statistics differ between processes
         with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
@@ -188,7 +170,7 @@ class Training(Run):
         self.last = {
             "step": self.step,
             "epoch": epoch,
-            "loss": self.processes.mean(torch.tensor(self.losses.mean(), device=self.device)).item(),
+            "loss": torch.tensor(self.losses.mean(), dtype=torch.float32).item(),  # rounded, as in all records so far
             "validation_loss": score.loss,
             "error": score.error,
             "lr": self.config.lr_at(epoch - 1, self.task.steps_per_epoch - 1, self.task.steps_per_epoch),
@@ -255,7 +237,7 @@ class Training(Run):
             "generators": generator_states(self.device) | {"noise": self.noise.get_state()},
             "carry": list(self.take_step.carry),
             "step": self.step,
-            "loss_sums": self.processes.all_gather(self.losses.total),
+            "loss_sums": [self.losses.total.item()],  # a list: earlier versions had several processes
             "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
@@ -271,13 +253,12 @@ class Training(Run):
         self.noise.set_state(state["generators"]["noise"])
         self.carry = tuple(part.to(self.device) for part in state["carry"])
         self.step = state["step"]
-        sums, world = state["loss_sums"], self.processes.world
-        own = sums[self.processes.rank] if len(sums) == world else sum(sums) / len(sums)
-        self.losses = Losses(self.device, self.step, own, state["losses"])
+        sums = state["loss_sums"]
+        self.losses = Losses(self.device, self.step, sum(sums) / len(sums), state["losses"])
         self.last, self.best = state["last"], state["best"]
         self.resumed_with = state["resumed_with"]
-        if len(sums) != world:
-            self.resumed_with += [f"from step {self.step} on it ran in {world} processes instead of {len(sums)}."]
+        if len(sums) > 1:
+            self.resumed_with += [f"from step {self.step} on it ran in one process instead of {len(sums)}."]
 
     def _note_changes(self, before: dict[str, Any]) -> None:
         then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
