@@ -114,8 +114,7 @@ class Cifar(Classification):
         if self.classes not in (10, 100):
             raise ValueError(f"cifar: classes is {self.classes}, but must be 10 or 100.")
         self.size = None if self.model == "small" else _size(self.model)
-        on_cuda = torch.device(self.device).type == "cuda"
-        self.whole_epochs = on_cuda
+        self.whole_epochs = torch.device(self.device).type == "cuda"
         images = self._images()
         self._remarks = images.remarks
         self._take(images)

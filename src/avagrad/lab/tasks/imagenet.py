@@ -158,7 +158,6 @@ class ImageNet(Classification):
                 batch_size=None,  # the reader returns whole batches
                 sampler=keys,
                 num_workers=workers,
-                collate_fn=_identity,
                 pin_memory=self._on_cuda,
                 worker_init_fn=_ignore_signals,
                 generator=torch.Generator(),  # else it would draw from the global one
@@ -216,10 +215,6 @@ def _ignore_signals(_: int) -> None:
     """Keep a worker alive when a signal is sent to all processes: the run finishes its step, saves, and ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(20))  # ends the worker if nothing else does
-
-
-def _identity(read: Any) -> Any:
-    return read
 
 
 def _cores() -> int:
