@@ -170,13 +170,6 @@ def test_batches_are_a_function_of_seed_and_step() -> None:
     assert torch.equal(targets[2], short.parts["train"][begin + 1 : begin + 9].long())
 
 
-def test_processes_share_a_batch() -> None:
-    whole = Gpt(**TINY)
-    parts = [Gpt(**TINY, rank=rank, world=2) for rank in range(2)]
-    inputs, _ = whole.batch(whole.order(0), 0)
-    assert torch.equal(torch.cat([part.batch(part.order(0), 0)[0] for part in parts]), inputs)
-
-
 def test_what_is_measured_is_spread_over_the_part() -> None:
     task = Gpt(**TINY | {"eval_tokens": 80})
     chosen = task._eval_starts("validation")
@@ -284,7 +277,6 @@ def test_bad_files_are_refused(tmp_path: Path, contents: dict[str, bytes], says:
         ({"heads": 3}, "width is 8, but must be a multiple of heads, which is 3"),
         ({"vocabulary": 9}, "vocabulary is 9, but must be 0 for a text"),
         ({"download": True}, "download is True, but must be False"),
-        ({"batch_size": 3, "world": 2}, "batch_size is 3, but must be a multiple of the number of processes, 2"),
         ({"data": "/nowhere"}, "gpt: data is '/nowhere', which does not exist, but must be a text file"),
     ],
 )

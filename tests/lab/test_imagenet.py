@@ -1,24 +1,30 @@
 """ImageNet: images are what they should be, the same however they are read, and each is counted once."""
 
+import functools
+import json
 import math
 import os
 import random
 import shutil
 import signal
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy
 import pytest
 import torch
+from short_runs import StopAt
+from short_runs import assert_same as assert_same_runs
 from torch import Tensor, nn
 
+from avagrad.lab.command import main
+from avagrad.lab.config import configure
 from avagrad.lab.data.imagenet import Reader, center_box, random_box, recoloured
 from avagrad.lab.models.resnet import ResNet
 from avagrad.lab.tasks import imagenet
 from avagrad.lab.tasks.base import stream
 from avagrad.lab.tasks.imagenet import ImageNet
+from avagrad.lab.train import Stopped, train
 
 Image = pytest.importorskip("PIL.Image")
 
@@ -156,15 +162,6 @@ def test_going_on_in_the_middle_reads_only_what_is_left(original: Path, monkeypa
     assert_same([task.batch(order, 2), task.batch(order, 3)], alone[6:])
     assert len(read) == 8
     assert_same([task.batch(task.order(0), i) for i in (3, 1, 2)], [alone[i] for i in (3, 1, 2)])
-
-
-def test_processes_share_a_batch(original: Path) -> None:
-    alone = epochs(task_on(original))
-    shares = [epochs(task_on(original, rank=rank, world=2)) for rank in (0, 1)]
-    for (images, labels), *parts in zip(alone, *shares, strict=True):
-        assert all(len(part[1]) == 2 for part in parts)
-        torch.testing.assert_close(torch.cat([part[0] for part in parts]), images, rtol=0, atol=1e-6)
-        assert torch.equal(torch.cat([part[1] for part in parts]), labels)
 
 
 def test_seed_and_dtype(original: Path) -> None:
@@ -330,16 +327,7 @@ def test_without_changes_colours_are_normalised() -> None:
 # --- evaluation ---
 
 
-@pytest.fixture
-def processes(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """What processes reduce, as if there were several."""
-    sums: list[Tensor] = []
-    several = SimpleNamespace(is_initialized=lambda: True, all_reduce=lambda tensor: sums.append(tensor.clone()))
-    monkeypatch.setattr(imagenet, "dist", several)
-    return sums
-
-
-def test_evaluation_counts_every_image_once(original: Path, processes: list[Tensor]) -> None:
+def test_evaluation_counts_every_image_once(original: Path) -> None:
     task = task_on(original, batch_size=3)
     model: Any = task.new_model().eval()
     with torch.no_grad():
@@ -358,14 +346,6 @@ def test_evaluation_counts_every_image_once(original: Path, processes: list[Tens
         scores, labels = model(seen[:10]), torch.from_numpy(task.parts["val"].labels)
     assert score.loss == pytest.approx(nn.functional.cross_entropy(scores, labels).item(), rel=1e-5)
     assert score.error == pytest.approx(100 * (scores.argmax(1) != labels).double().mean().item())
-    assert not processes  # there is one
-
-    with torch.no_grad():
-        for rank in range(3):
-            task_on(original, batch_size=6, world=3, rank=rank).evaluate(model, "test")
-    loss, wrong, count = sum(processes, torch.zeros(3)).tolist()
-    assert (wrong / count * 100, count) == (pytest.approx(score.error), 10)
-    assert loss / count == pytest.approx(score.loss, rel=1e-5)
 
 
 def test_training_goes_on_after_an_evaluation(original: Path) -> None:
@@ -384,6 +364,36 @@ def test_training_goes_on_after_an_evaluation(original: Path) -> None:
     assert loss.requires_grad
 
 
+# --- runs ---
+
+
+def test_a_run_goes_on_to_the_same_numbers(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(imagenet._MODELS, "resnet50", functools.partial(ResNet, layers=(1, 1, 1, 1), width=8))
+    options = {"size": SIZE, "batch_size": 6, "workers": 1}
+    settings: dict[str, Any] = {"epochs": 3, "milestones": (1,), "lr": 0.1, "eps": 0.1, "threads": 1}
+    config = configure("imagenet", "avagrad", data=str(original), task_options=options, **settings)
+    assert train(config, tmp_path / "whole")["steps"] == 9
+    with pytest.raises(Stopped):
+        train(config, tmp_path / "parts", callback=StopAt(4))
+    train(config, tmp_path / "parts", resume=True)
+    assert_same_runs(tmp_path / "whole", tmp_path / "parts")
+
+
+@pytest.mark.slow
+def test_the_command_trains_a_resnet50(
+    original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(imagenet._MODELS, "resnet50", ResNet)
+    run = ["imagenet", "--data", str(original), "--optimizer", "sgd", "--epochs", "1", "--lr", "0.01"]
+    run += ["--threads", "1", "--out", str(tmp_path / "run")]
+    run += ["--option", f"size={SIZE}", "--option", "batch_size=9", "--option", "workers=0"]
+    assert main(run) == 0
+    assert capsys.readouterr().out.count("test error") == 1
+    result = json.loads((tmp_path / "run" / "result.json").read_text())
+    assert (result["status"], result["steps"], result["parameters"]) == ("finished", 2, 23_514_179)
+    assert len((tmp_path / "run" / "metrics.jsonl").read_text().splitlines()) == 1
+
+
 # --- errors ---
 
 
@@ -391,7 +401,6 @@ def test_training_goes_on_after_an_evaluation(original: Path) -> None:
     ("options", "says"),
     [
         ({"batch_size": 20}, "batch_size is 20, but there are only 19 images to train on"),
-        ({"batch_size": 5, "world": 2}, "batch_size is 5, but must be divisible by the number of processes, 2"),
         ({"batch_size": 0}, "batch_size is 0, but must be at least 1"),
         ({"size": 0}, "size is 0, but must be at least 1"),
         ({"workers": -2}, "workers is -2, but must be at least -1"),

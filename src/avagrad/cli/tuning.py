@@ -46,7 +46,7 @@ _TUNE = [
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
 ]
-_EXCLUDED = ("lr", "eps", "seed", "resume", "save_every", "tensorboard", "download")  # set for each point
+_EXCLUDED = ("lr", "eps", "seed", "resume", "save_every", "download")  # set for each point
 _SWEEP = [
     Option("lr", str, "1e-4:1e3:15, 0.1,1,10, ...; default: the paper's"),
     Option("eps", str, "likewise; 'preset' for only the preset's value"),

@@ -3,7 +3,6 @@
 import argparse
 import contextlib
 import itertools
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -43,7 +42,7 @@ def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -
         raise ValueError("resume is given without out: name the folder of the run to resume.")
     config = config_from(task, given)
     out = Path(given["out"]) if given.get("out") is not None else _free_folder(config)
-    options: dict[str, Any] = {name: bool(given.get(name)) for name in ("resume", "tensorboard", "download")}
+    options: dict[str, Any] = {name: bool(given.get(name)) for name in ("resume", "download")}
     if given.get("save_every") is not None:
         options["save_every"] = given["save_every"]
     try:
@@ -132,8 +131,6 @@ def _train(given: dict[str, Any]) -> int:
         print(describe(config_from(given["task"], given)))
         return 0
     result, out = run(given["task"], given, Lines())
-    if os.environ.get("RANK", "0") != "0":  # only the first of several processes prints
-        return 0
     for remark in result["remarks"]:
         print(f"note: {remark}", file=sys.stderr)
     line = summary(result, task_class(given["task"]).unit)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from os import PathLike
@@ -18,7 +17,7 @@ from avagrad.lab.tasks import task_class
 from avagrad.names import look_up
 from avagrad.optim.arguments import plain_number
 
-__all__ = ["Config", "configure"]
+__all__ = ["SETTINGS", "Config", "configure"]
 
 
 @dataclass(frozen=True)
@@ -108,7 +107,8 @@ class Config:
         return cls(**values)
 
 
-_RUN = (
+# The names of values that come from a preset or from the caller.
+SETTINGS = (
     "lr",
     "eps",
     "weight_decay",
@@ -157,26 +157,20 @@ def configure(
     ValueError: lr is not given, but no source has one for adabound on chars with the preset 'paper': pass it.
     """
     cls, record = task_class(task), method(optimizer)
-    presets = PRESETS.get(task, OWN)
-    protocol = look_up(f"{task}: preset", preset or default_preset(task), presets)
     preset = preset or default_preset(task)
+    protocol = look_up(f"{task}: preset", preset, PRESETS.get(task, OWN))
     for name in given:
-        look_up("a setting of a run", name, dict.fromkeys(_RUN))
+        look_up("a setting of a run", name, dict.fromkeys(SETTINGS))
     chosen = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
         chosen["clip"] = Sourced(None, "given")
     found = record.found(task, preset)
-    values = {**protocol, **found, **chosen}
-    for name, default in {
-        "threads": torch.get_num_threads(),
-        "schedule": "milestones",
-        "warmup": 0,
-        "end_factor": 0.0,
-    }.items():
-        values.setdefault(name, Sourced(default, "default"))
+    defaults = {"threads": torch.get_num_threads(), "schedule": "milestones", "warmup": 0, "end_factor": 0.0}
+    values = {name: Sourced(value, "default") for name, value in defaults.items()}
+    values |= {**protocol, **found, **chosen}
 
     options = {name: Sourced(value, "default") for name, value in cls.options().items()}
-    options |= {name: value for name, value in protocol.items() if name not in _RUN}
+    options |= {name: value for name, value in protocol.items() if name not in SETTINGS}
     cls.check_options(dict(task_options or {}))
     options |= {name: Sourced(value, "given") for name, value in (task_options or {}).items()}
     for name in optimizer_options or {}:
@@ -184,22 +178,21 @@ def configure(
             raise ValueError(f"{name} is given as an option of the optimizer, but must be a separate setting.")
         if name == "capturable":
             raise ValueError(f"{name} is given as an option of the optimizer, but is set by the trainer.")
-    hyper = dict(record.defaults) | {name: value for name, value in found.items() if name not in _RUN}
+    hyper = dict(record.defaults) | {name: value for name, value in found.items() if name not in SETTINGS}
     hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}
 
-    if record.has_eps and "eps" not in values:
-        values["eps"] = _missing("eps", record.name, task, preset)
-    elif not record.has_eps:
+    if not record.has_eps:
         if "eps" in chosen:
             raise ValueError(f"eps is {chosen['eps'].value}, but {record.name} has no eps.")
         values["eps"] = Sourced(None, "default")
-    for name in ("lr", "epochs"):
+    for name in ("eps", "lr", "epochs"):
         if name not in values:
-            values[name] = _missing(name, record.name, task, preset)
+            where = f"{record.name} on {task} with the preset {preset!r}"
+            raise ValueError(f"{name} is not given, but no source has one for {where}: pass it.")
     on_cuda = device.startswith("cuda")
     config = Config(
         precision=precision or (cls.precision_on_cuda if on_cuda else "float32"),
-        graph=(on_cuda and cls.fits_a_graph and not _is_shared()) if graph is None else graph,
+        graph=(on_cuda and cls.fits_a_graph) if graph is None else graph,
         compile=compile,
         deterministic=deterministic,
         task=task,
@@ -211,7 +204,7 @@ def configure(
         task_options={name: value.value for name, value in options.items()},
         optimizer_options={name: value.value for name, value in hyper.items()},
         sources={name: value.source for name, value in (values | options | hyper).items()},
-        **{name: values[name].value for name in _RUN},
+        **{name: values[name].value for name in SETTINGS},
     )
     _check(config)
     if preset.startswith("paper") and config.data is None and cls.data_wanted:
@@ -231,17 +224,6 @@ def optimizer_arguments(config: Config) -> dict[str, Any]:
     if config.eps is not None:
         arguments["eps"] = config.eps
     return arguments
-
-
-def _is_shared() -> bool:
-    """Return whether several processes share the run (torchrun)."""
-    return int(os.environ.get("WORLD_SIZE", "1")) > 1
-
-
-def _missing(name: str, optimizer: str, task: str, preset: str) -> Sourced:
-    raise ValueError(
-        f"{name} is not given, but no source has one for {optimizer} on {task} with the preset {preset!r}: pass it."
-    )
 
 
 def _check(config: Config) -> None:
@@ -270,8 +252,7 @@ def _check(config: Config) -> None:
     on_cuda = config.device.startswith("cuda")
     check("precision", on_cuda or config.precision == "float32", "float32 on a device other than CUDA")
     check("graph", on_cuda or not config.graph, "False on a device other than CUDA")
-    fits = not config.graph or (task_class(config.task).fits_a_graph and not _is_shared())
-    check("graph", fits, f"False for {config.task}, and if several processes share a run")
+    check("graph", not config.graph or task_class(config.task).fits_a_graph, f"False for {config.task}")
     try:
         torch.empty(1, device=config.device).cpu()
     except Exception as error:

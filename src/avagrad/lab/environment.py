@@ -54,7 +54,7 @@ def _flushes_denormals() -> bool:
     return (torch.tensor([1e-310], dtype=torch.float64) * 1).item() == 0
 
 
-def seeded(seed: int, device: str, rank: int = 0) -> torch.Generator:
+def seeded(seed: int, device: str) -> torch.Generator:
     """Seed all global generators for a run, and return the generator of the randomness inside its steps.
 
     >>> torch.equal(torch.rand(2, generator=seeded(1, "cpu")), torch.rand(2, generator=seeded(1, "cpu")))
@@ -64,7 +64,7 @@ def seeded(seed: int, device: str, rank: int = 0) -> torch.Generator:
     torch.manual_seed(global_seed)
     random.seed(global_seed)
     numpy.random.seed(global_seed % 2**32)
-    return torch.Generator(device).manual_seed(stream(seed, "noise", rank))
+    return torch.Generator(device).manual_seed(stream(seed, "noise", 0))  # the 0 keeps the numbers of earlier versions
 
 
 def generator_states(device: str) -> dict[str, Any]:

@@ -22,7 +22,7 @@ import torch
 
 from avagrad.files import name_file, write_atomic
 
-__all__ = ["Follower", "RunFolder", "read_metrics"]
+__all__ = ["RunFolder", "read_metrics"]
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 # Temporary files of a process that was killed while it wrote.
@@ -244,25 +244,6 @@ class RunFolder:
             if not metrics.exists() or metrics.stat().st_size < length:
                 raise ValueError(f"{metrics} is shorter than when the checkpoint was taken: it was changed.")
             os.truncate(metrics, length)
-
-
-class Follower(RunFolder):
-    """The read-only folder of a process that shares a run with the one that writes.
-
-    >>> Follower(Path("/nowhere")).append({"step": 1})
-    """
-
-    def write_json(self, name: str, content: dict[str, Any]) -> None:
-        """Do nothing: the first process writes."""
-
-    def append(self, row: dict[str, Any]) -> None:
-        """Do nothing: the first process writes."""
-
-    def save(self, state: dict[str, Any]) -> None:
-        """Do nothing: the first process writes."""
-
-    def _cut_metrics(self, length: int) -> None:
-        """Do nothing: the first process writes."""
 
 
 def _some(names: list[str]) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avagrad.lab.config import Config, configure
+from avagrad.lab.config import SETTINGS, Config, configure
 
 __all__ = ["OPTIONS", "SEARCH_OPTIONS", "Option", "add_options", "config_from", "describe", "parse_settings"]
 
@@ -58,7 +58,6 @@ _TABLE = [
     Option("compile", bool, "compile the model (torch.compile)"),
     Option("deterministic", bool, "on a GPU, compute the same bits in every run"),
     Option("save_every", float, "seconds between checkpoints; default: 30"),
-    Option("tensorboard", bool, "also write events for TensorBoard"),
     Option("download", bool, "allow the task to download its data"),
     Option("dry_run", bool, "print what would be run, and run nothing"),
 ]
@@ -145,10 +144,9 @@ def config_from(task: str, given: Mapping[str, Any]) -> Config:
     >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
     (2, 4)
     """
-    names = ("lr", "eps", "weight_decay", "epochs", "factor", "clip", "threads", "schedule", "warmup", "end_factor")
-    settings = {name: given.get(name) for name in names}
-    if given.get("milestones") is not None:
-        settings["milestones"] = _milestones(given["milestones"])
+    settings = {name: given.get(name) for name in SETTINGS}
+    if settings["milestones"] is not None:
+        settings["milestones"] = _milestones(settings["milestones"])
     no_clipping = settings["clip"] == 0
     if no_clipping:
         settings["clip"] = None

@@ -33,7 +33,7 @@ from avagrad.stopping import Stopped
 
 __all__ = ["Entry", "main", "read_queue", "run_queue"]
 
-_EXCLUDED = ("resume", "save_every", "tensorboard", "download", "dry_run")
+_EXCLUDED = ("resume", "save_every", "download", "dry_run")
 
 
 class _Parser(argparse.ArgumentParser):

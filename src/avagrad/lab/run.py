@@ -16,8 +16,7 @@ from typing import Any
 
 from avagrad.lab.config import Config
 from avagrad.lab.environment import about, computing_with
-from avagrad.lab.folder import Follower, RunFolder
-from avagrad.lab.processes import Processes
+from avagrad.lab.folder import RunFolder
 from avagrad.lab.tasks.base import Task
 from avagrad.stopping import Stopped, StopRequest, catch_signals
 
@@ -49,7 +48,7 @@ class Callback:
 class OpenRun:
     """The resources of an open run.
 
-    >>> OpenRun(RunFolder(Path("runs/x")), {}, {}, None, StopRequest(), Processes(), 30.0, None).folder.path.name
+    >>> OpenRun(RunFolder(Path("runs/x")), {}, {}, None, StopRequest(), 30.0, None).folder.path.name
     'x'
     """
 
@@ -58,7 +57,6 @@ class OpenRun:
     first_facts: dict[str, Any]  # the same, about the process that began the run
     result: dict[str, Any] | None  # of a run that is finished
     stop: StopRequest
-    processes: Processes
     save_every: float
     deadline: float | None  # of time.monotonic()
 
@@ -73,7 +71,6 @@ def open_run(
     resume: bool = False,
     save_every: float = 30.0,
     deadline: float | None = None,
-    processes: Processes | None = None,
 ) -> Iterator[OpenRun]:
     """Open the run that a Config describes, to begin or to resume it.
 
@@ -85,7 +82,6 @@ def open_run(
         resume: ``out`` may contain this same run.
         save_every: seconds between checkpoints.
         deadline: the value of ``time.monotonic()`` at which the run saves and stops, as after a signal.
-        processes: the processes that share the run; the first one writes.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure
@@ -95,13 +91,11 @@ def open_run(
     ...         opened.result is None, sorted(path.name for path in Path(place).iterdir())
     (True, ['config.json'])
     """
-    processes = processes or Processes()
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
     may_differ = _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
     identity = identity or config.as_json()
     claim = RunFolder.claim(out, identity, facts, resume=resume, may_differ=may_differ, defaults=_DEFAULTS)
-    with contextlib.ExitStack() as stack:
-        folder = processes.first(lambda: stack.enter_context(claim)) or Follower(Path(out))
+    with claim as folder, contextlib.ExitStack() as stack:
         written = folder.check_data(facts["data"], config.data)
         result = folder.read_result()
         stop = StopRequest()
@@ -109,7 +103,7 @@ def open_run(
             threads, precision = int(written["config"]["threads"]), config.precision
             stack.enter_context(computing_with(threads, precision=precision, deterministic=config.deterministic))
             stop = stack.enter_context(catch_signals())
-        yield OpenRun(folder, facts, written["about"], result, stop, processes, save_every, deadline)
+        yield OpenRun(folder, facts, written["about"], result, stop, save_every, deadline)
 
 
 class Run(ABC):
@@ -120,8 +114,8 @@ class Run(ABC):
     """
 
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
-        self.folder, self.facts, self.processes = opened.folder, opened.facts, opened.processes
-        self.callback = callback if callback is not None and opened.processes.rank == 0 else Callback()
+        self.folder, self.facts = opened.folder, opened.facts
+        self.callback = callback or Callback()
         self._stop, self._save_every, self._deadline = opened.stop, opened.save_every, opened.deadline
         self.set_clock(0.0)
 
@@ -170,14 +164,12 @@ class Run(ABC):
         """Write a checkpoint if one is due; after a signal, write one and raise Stopped."""
         now = time.monotonic()
         is_over = self._deadline is not None and now >= self._deadline
-        is_due = now - self._saved >= self._save_every
-        number = self._stop.signal or (signal.SIGTERM if is_over else int(is_due))  # no caught signal is 1
-        wanted = self.processes.largest(number)
-        if wanted:
+        number = self._stop.signal or (signal.SIGTERM if is_over else None)
+        if number or now - self._saved >= self._save_every:
             self.save()
-        if wanted > 1:
+        if number:
             path = self.folder.path
-            raise Stopped(f"stopped and saved; to resume: avagrad resume {path}", number=wanted, folder=path)
+            raise Stopped(f"stopped and saved; to resume: avagrad resume {path}", number=number, folder=path)
 
 
 def check_save_every(seconds: float) -> None:

@@ -11,23 +11,18 @@
 scikit-learn for the digits).
 """
 
-import contextlib
 import math
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 
 import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.environment import generator_states, seeded, set_generator_states
 from avagrad.lab.methods import method
-from avagrad.lab.processes import joined
 from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
 from avagrad.lab.tasks import task_class
@@ -46,7 +41,6 @@ def train(
     callback: Callback | None = None,
     save_every: float = 30.0,
     deadline: float | None = None,
-    tensorboard: bool = False,
     download: bool = False,
 ) -> dict[str, Any]:
     """Start or resume the run that a Config describes, and return the content of its ``result.json``.
@@ -62,7 +56,6 @@ def train(
         callback: called during the run.
         save_every: seconds between checkpoints.
         deadline: the value of ``time.monotonic()`` at which it saves and stops, as after a signal.
-        tensorboard: also write events for TensorBoard to the folder.
         download: allow the task to download its data.
 
     >>> import tempfile
@@ -73,14 +66,12 @@ def train(
     ('diverged', 2, None)
     """
     check_save_every(save_every)
-    with joined(config.device) as processes:
-        options = {**config.task_options, "data": config.data, "seed": config.seed, "device": processes.device}
-        task = task_class(config.task)(**options, download=download, rank=processes.rank, world=processes.world)
-        often = {"save_every": save_every, "deadline": deadline}
-        with open_run(config, task, out, resume=resume, processes=processes, **often) as opened:  # type: ignore[arg-type]
-            if opened.result is not None:
-                return opened.result
-            return Training(config, task, opened, callback, tensorboard=tensorboard).run()
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    task = task_class(config.task)(**options, download=download)
+    with open_run(config, task, out, resume=resume, save_every=save_every, deadline=deadline) as opened:
+        if opened.result is not None:
+            return opened.result
+        return Training(config, task, opened, callback).run()
 
 
 class Training(Run):
@@ -90,16 +81,12 @@ class Training(Run):
     True
     """
 
-    def __init__(
-        self, config: Config, task: Task, opened: OpenRun, callback: Callback | None, *, tensorboard: bool
-    ) -> None:
+    def __init__(self, config: Config, task: Task, opened: OpenRun, callback: Callback | None) -> None:
         super().__init__(opened, callback)
         self.config, self.task = config, task
-        self.events_in = self.folder.path if tensorboard and self.processes.rank == 0 else None
-        self.events: Any = None
         self.device = task.device
         self.on_cuda = torch.device(self.device).type == "cuda"
-        self.noise = seeded(config.seed, self.device, self.processes.rank)
+        self.noise = seeded(config.seed, self.device)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
         if config.graph:  # a graph reads the learning rate from the device
@@ -123,26 +110,16 @@ class Training(Run):
         return self.model.parameters()
 
     def _stepper(self) -> Step:
-        model: nn.Module = self.model
         if self.config.compile:
-            model.compile()
-        if self.processes.world > 1:
-            model = DistributedDataParallel(model)
+            self.model.compile()
         kind = GraphStep if self.config.graph else Step
         options: dict[str, Any] = {"clip": self.config.clip, "precision": self.config.precision}
-        return kind(self.task, model, self.optimizer, self.noise, self.losses, **options)
+        return kind(self.task, self.model, self.optimizer, self.noise, self.losses, **options)
 
     # --- the loop ---
 
     def run(self) -> dict[str, Any]:
         """Train to the end."""
-        try:
-            with _writer(self.events_in, self.step) as self.events:
-                return self._loop()
-        finally:
-            del self.take_step  # a distributed model must be freed before the process group
-
-    def _loop(self) -> dict[str, Any]:
         self.callback.on_start(self.config, self.step, self.total)
         per_epoch = self.task.steps_per_epoch
         while self.step < self.total:
@@ -161,7 +138,7 @@ class Training(Run):
                 self.callback.on_step(self.step)
                 is_last = i + 1 == per_epoch
                 if is_last or not self.on_cuda or self.step % CHECKS_EVERY == 0:
-                    if first_bad := self._first_bad():
+                    if first_bad := int(self.losses.first_bad.item()):
                         return self._diverged(first_bad)
                     if not is_last:
                         self.save_if_due()
@@ -170,16 +147,12 @@ class Training(Run):
             self.save_if_due()
         return self._finished()
 
-    def _first_bad(self) -> int:
-        return self.processes.largest(int(self.losses.first_bad.item()))
-
     def _set_lr(self, lr: float) -> None:
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr.fill_(lr) if self.config.graph else lr
 
     def _evaluate(self, part: str) -> Score:
         self.model.eval()
-        self.processes.broadcast(self.model.buffers())  # BatchNorm's statistics differ between processes
         with torch.no_grad(), autocast(self.config.precision, self.device):
             return self.task.evaluate(self.model, part)
 
@@ -197,7 +170,7 @@ class Training(Run):
         self.last = {
             "step": self.step,
             "epoch": epoch,
-            "loss": self.processes.mean(torch.tensor(self.losses.mean(), device=self.device)).item(),
+            "loss": torch.tensor(self.losses.mean(), dtype=torch.float32).item(),  # rounded, as in all records so far
             "validation_loss": score.loss,
             "error": score.error,
             "lr": self.config.lr_at(epoch - 1, self.task.steps_per_epoch - 1, self.task.steps_per_epoch),
@@ -211,10 +184,6 @@ class Training(Run):
 
     def _write(self, row: dict[str, Any]) -> None:
         self.folder.append(row)
-        if self.events is not None:
-            for name in ("loss", "validation_loss", "error", "lr", "gamma"):
-                if row.get(name) is not None:
-                    self.events.add_scalar(name, row[name], row["step"])
         self.callback.on_record(row)
 
     # --- the ends ---
@@ -228,8 +197,6 @@ class Training(Run):
         return self._conclude("diverged", None, None)
 
     def _finished(self) -> dict[str, Any]:
-        if not self.last or self.last["step"] != self.step:  # unreachable: an epoch ends with a record
-            raise AssertionError("a run ended without its last record")
         self.save()
         test = self._evaluate("test")
         if not math.isfinite(test.loss):
@@ -268,7 +235,7 @@ class Training(Run):
             "generators": generator_states(self.device) | {"noise": self.noise.get_state()},
             "carry": list(self.take_step.carry),
             "step": self.step,
-            "loss_sums": self.processes.all_gather(self.losses.total),
+            "loss_sums": [self.losses.total.item()],  # a list: earlier versions had several processes
             "losses": self.losses.count,
             "last": self.last,
             "best": self.best,
@@ -284,13 +251,12 @@ class Training(Run):
         self.noise.set_state(state["generators"]["noise"])
         self.carry = tuple(part.to(self.device) for part in state["carry"])
         self.step = state["step"]
-        sums, world = state["loss_sums"], self.processes.world
-        own = sums[self.processes.rank] if len(sums) == world else sum(sums) / len(sums)
-        self.losses = Losses(self.device, self.step, own, state["losses"])
+        sums = state["loss_sums"]
+        self.losses = Losses(self.device, self.step, sum(sums) / len(sums), state["losses"])
         self.last, self.best = state["last"], state["best"]
         self.resumed_with = state["resumed_with"]
-        if len(sums) != world:
-            self.resumed_with += [f"from step {self.step} on it ran in {world} processes instead of {len(sums)}."]
+        if len(sums) > 1:
+            self.resumed_with += [f"from step {self.step} on it ran in one process instead of {len(sums)}."]
 
     def _note_changes(self, before: dict[str, Any]) -> None:
         then, now = ({key: facts.get(key) for key in ("versions", "commit")} for facts in (before, self.facts))
@@ -301,25 +267,6 @@ class Training(Run):
 def _gamma(optimizer: Optimizer) -> float | None:
     """Return the gamma of the next step, for the methods that have one."""
     return optimizer.gamma() if isinstance(optimizer, (avagrad.AvaGrad, avagrad.AvaGradW, avagrad.AvaStep)) else None
-
-
-@contextlib.contextmanager
-def _writer(folder: Path | None, step: int) -> Iterator[Any]:
-    """Open TensorBoard's writer, if requested; its events after this step are discarded."""
-    if folder is None:
-        yield None
-        return
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError as error:
-        raise ModuleNotFoundError(
-            "tensorboard is True, but TensorBoard is not installed: pip install tensorboard, or leave the option out."
-        ) from error
-    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=step + 1)
-    try:
-        yield writer
-    finally:
-        writer.close()
 
 
 if __name__ == "__main__":

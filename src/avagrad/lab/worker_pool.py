@@ -91,13 +91,14 @@ def run_jobs(
         raise ValueError(f"workers is {workers!r}, but must be a whole number of at least 1.")
     place = Path(folder)
     left = sorted((job for job in jobs if not job.is_done(place)), key=lambda job: job.cost)  # the next is the last
-    pool = _WorkerPool(place, left, on_progress or (lambda name, share: None))
     if not left:
         return {}
+    pool = _WorkerPool(place, left, on_progress or (lambda name, share: None))
     place.mkdir(parents=True, exist_ok=True)
     with catch_signals() as stop:
         try:
-            pool.start(min(workers, len(left)))
+            for _ in range(min(workers, len(left))):
+                pool.start_one()
             while pool.workers:
                 if stop.signal is not None:
                     message = "stopped; finished work is saved: run it again to resume"
@@ -127,11 +128,7 @@ class _WorkerPool:
     workers: list[_Worker] = field(default_factory=list)
     failed: dict[str, str] = field(default_factory=dict)
 
-    def start(self, count: int) -> None:
-        for _ in range(count):
-            self._start_one()
-
-    def _start_one(self) -> None:
+    def start_one(self) -> None:
         worker = _Worker(WorkerProcess(_work, self.folder, environment=_ONE_THREAD), self.left.pop())
         self.workers.append(worker)
         self._send(worker)
@@ -183,7 +180,7 @@ class _WorkerPool:
         how = f"was killed: {signal.strsignal(-code)}" if code < 0 else f"exited with code {code}"
         self._end(worker.job, f"its process {how}", None)
         if self.left:
-            self._start_one()
+            self.start_one()
 
 
 def _work(connection: Connection, folder: Path) -> None:

@@ -18,7 +18,7 @@ from avagrad.tune.space import Point, Space, axis
 __all__ = ["main"]
 
 _AXES = "'paper', 'paper-chars', low:high:count, or comma-separated numbers; default: the paper's for the task"
-_EXCLUDED = ("seed", "no_graph", "compile", "deterministic", "tensorboard")
+_EXCLUDED = ("seed", "no_graph", "compile", "deterministic")
 
 
 def _parser() -> argparse.ArgumentParser:

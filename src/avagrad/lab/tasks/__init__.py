@@ -13,7 +13,7 @@ TASKS: dict[str, tuple[str, str, str]] = {
     "chars": ("avagrad.lab.tasks.chars", "Chars", "character-level language modelling: Penn Treebank, or any text"),
     "gpt": ("avagrad.lab.tasks.gpt", "Gpt", "a transformer: any text as characters, or token files"),
     "cifar": ("avagrad.lab.tasks.cifar", "Cifar", "CIFAR-10 and CIFAR-100, with a Wide ResNet"),
-    "imagenet": ("avagrad.lab.tasks.imagenet", "ImageNet", "ImageNet, with a ResNet-50, in one process or several"),
+    "imagenet": ("avagrad.lab.tasks.imagenet", "ImageNet", "ImageNet, with a ResNet-50"),
 }
 
 

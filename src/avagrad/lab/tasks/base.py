@@ -79,8 +79,6 @@ class Task(ABC):
     seed: int = field(default=0, metadata={"of": "run"})
     device: str = field(default="cpu", metadata={"of": "run"})
     dtype: torch.dtype = field(default=torch.float32, metadata={"of": "run"})
-    rank: int = field(default=0, metadata={"of": "run"})  # of the processes that share a run and a batch
-    world: int = field(default=1, metadata={"of": "run"})
     batch_size: int = 64
     full: bool = False  # also train on the validation part: for final runs, after all choices have been made
 

@@ -114,14 +114,7 @@ class Cifar(Classification):
         if self.classes not in (10, 100):
             raise ValueError(f"cifar: classes is {self.classes}, but must be 10 or 100.")
         self.size = None if self.model == "small" else _size(self.model)
-        if self.batch_size % self.world:
-            raise ValueError(
-                f"cifar: batch_size is {self.batch_size}, but must be divisible by the number of processes, "
-                f"{self.world}: each process gets an equal share."
-            )
-        self.share = self.batch_size // self.world
-        on_cuda = torch.device(self.device).type == "cuda"
-        self.whole_epochs = on_cuda
+        self.whole_epochs = torch.device(self.device).type == "cuda"
         images = self._images()
         self._remarks = images.remarks
         self._take(images)
@@ -188,10 +181,9 @@ class Cifar(Classification):
         return Epoch(moves, labels[moves.chosen], made)
 
     def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
-        """Return one batch of an epoch, or this process's share of it: images and labels."""
+        """Return one batch of an epoch: images and labels."""
         assert isinstance(order, Epoch)
-        start = index * self.batch_size + self.rank * self.share
-        part = slice(start, start + self.share)
+        part = slice(index * self.batch_size, (index + 1) * self.batch_size)
         if order.images is not None:
             return order.images[part], order.labels[part]
         return self._made(Moves(*(row[part] for row in order.moves))), order.labels[part]

@@ -64,11 +64,6 @@ class Gpt(Task):
                 raise ValueError(f"gpt: {name} is {getattr(self, name)}, but must be at least 0.")
         if self.width % self.heads:
             raise ValueError(f"gpt: width is {self.width}, but must be a multiple of heads, which is {self.heads}.")
-        if self.batch_size % self.world:
-            raise ValueError(
-                f"gpt: batch_size is {self.batch_size}, but must be a multiple of the number of processes, "
-                f"{self.world}: each process gets an equal share."
-            )
         if self.download:
             raise ValueError("gpt: download is True, but must be False: pass a text file, or a folder of tokens.")
         self._remarks: tuple[str, ...] = ()
@@ -154,8 +149,7 @@ class Gpt(Task):
 
     def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
         """Return one batch of an epoch: windows, and the same windows shifted by one token."""
-        share = self.batch_size // self.world
-        return self._windows("train", order[index, self.rank * share : (self.rank + 1) * share])
+        return self._windows("train", order[index])
 
     def _windows(self, part: str, starts: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.parts[part]

@@ -2,7 +2,7 @@
 
 Worker processes read, crop and flip the images, and return bytes; colours are changed on the device, for a whole batch
 at once. The augmentation of an image is a function only of the seed, the epoch and its number, so that images are the
-same for any number of workers or processes, and after a resume.
+same for any number of workers, and after a resume.
 """
 
 import atexit
@@ -20,7 +20,6 @@ import numpy
 import numpy.typing
 import torch
 from torch import Tensor, nn
-from torch import distributed as dist
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.utils.data import DataLoader
 
@@ -51,9 +50,8 @@ class Epoch(NamedTuple):
 class ImageNet(Classification):
     """ImageNet, or any images in ``train/CLASS`` and ``val/CLASS`` of the folder ``data``; ``model`` is "resnet50".
 
-    As in the paper, val is used both as "validation" and as "test". ``batch_size`` is that of all processes together,
-    ``size`` that of the crops in pixels, ``workers`` the number of processes that read images for each training
-    process: 0 for none, -1 for the number of cores, at most 8.
+    As in the paper, val is used both as "validation" and as "test". ``size`` is the side of the crops in pixels,
+    ``workers`` the number of processes that read images: 0 for none, -1 for the number of cores, at most 8.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -81,11 +79,6 @@ class ImageNet(Classification):
                 raise ValueError(f"imagenet: {name} is {getattr(self, name)}, but must be at least {least}.")
         if self.full:
             raise ValueError("imagenet: full is True, but must be False: there is no separate validation part.")
-        if self.batch_size % self.world:
-            raise ValueError(
-                f"imagenet: batch_size is {self.batch_size}, but must be divisible by the number of processes, "
-                f"{self.world}: each process gets an equal share."
-            )
         if self.data is None:
             raise ValueError(f"imagenet: data is not given, but must be: the task has no default data. {WANTED}")
         try:
@@ -103,7 +96,6 @@ class ImageNet(Classification):
                 f"imagenet: batch_size is {self.batch_size}, but there are only {len(self.parts['train'].labels)} "
                 "images to train on."
             )
-        self.share = self.batch_size // self.world  # of a batch, for this process
         self._on_cuda = torch.device(self.device).type == "cuda"
         self._batches: Iterator[Read | str] | None = None
         self._next = -1  # the step whose batch comes next
@@ -142,7 +134,7 @@ class ImageNet(Classification):
         return _drawn(self.seed, epoch, len(self.parts["train"].labels))
 
     def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
-        """Return this process's share of a batch: images and labels.
+        """Return one batch of an epoch: images and labels.
 
         Workers read ahead, from one epoch into the next; a batch that is not the next one restarts them.
         """
@@ -152,21 +144,11 @@ class ImageNet(Classification):
             self._batches = None  # ends the old workers before new ones start
             seed_of = functools.partial(stream, self.seed, "image")
             reader = Reader(self.root, self.parts["train"], self.size, seed_of)
-            self._batches = self._read(reader, self._keys(order, index))
+            self._batches = self._read(reader, _endless(self.seed, order, self.batch_size, index))
         batches, self._batches = self._batches, None  # dropped if reading fails
         made = self._made(next(batches))
         self._batches, self._next = batches, step + 1
         return made
-
-    def _keys(self, order: Epoch, index: int) -> Iterator[Key]:
-        """Return an infinite iterator over the images that this process reads, from a batch on."""
-        # Not a generator method: it would reference this task, which references the loader, which references the
-        # generator, and a loader that is collected as part of a cycle no longer ends its workers.
-        slices = [
-            slice(start, start + self.share)
-            for start in range(self.rank * self.share, self.steps_per_epoch * self.batch_size, self.batch_size)
-        ]
-        return _endless(self.seed, order, slices, index)
 
     def _read(self, reader: Reader, keys: Iterable[Key]) -> Iterator[Read | str]:
         workers = self.workers if self.workers >= 0 else min(_MAX_WORKERS, _cores())
@@ -176,7 +158,6 @@ class ImageNet(Classification):
                 batch_size=None,  # the reader returns whole batches
                 sampler=keys,
                 num_workers=workers,
-                collate_fn=_identity,
                 pin_memory=self._on_cuda,
                 worker_init_fn=_ignore_signals,
                 generator=torch.Generator(),  # else it would draw from the global one
@@ -194,22 +175,19 @@ class ImageNet(Classification):
     def evaluate(self, model: nn.Module, part: str) -> Score:
         """Return the score on val, for both "validation" and "test"; the model is in eval mode.
 
-        Images are scaled to a shorter side of 256 (for ``size=224``), and center-cropped. Each process evaluates its
-        share of them, and returns the score of all.
+        Images are scaled to a shorter side of 256 (for ``size=224``), and center-cropped.
         """
         look_up("imagenet: part", part, {"validation": None, "test": None})
-        numbers = numpy.arange(len(self.parts["val"].labels))[self.rank :: self.world]
-        keys = [(0, numbers[start : start + self.share]) for start in range(0, len(numbers), self.share)]
-        sums = torch.zeros(3, dtype=torch.float64, device=self.device)
+        count = len(self.parts["val"].labels)
+        numbers = numpy.arange(count)
+        keys = [(0, numbers[start : start + self.batch_size]) for start in range(0, count, self.batch_size)]
+        sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for read in self._read(Reader(self.root, self.parts["val"], self.size), keys):
             images, labels = self._made(read)
             scores = model(images).to(self.wide)
             loss = F.cross_entropy(scores, labels, reduction="sum")
-            wrong = (scores.argmax(1) != labels).sum()
-            sums += torch.stack([loss, wrong, torch.ones_like(loss) * len(labels)])
-        if self.world > 1 and dist.is_initialized():
-            dist.all_reduce(sums)
-        loss_sum, wrong_sum, count = sums.tolist()  # the only synchronisation with the device
+            sums += torch.stack([loss, (scores.argmax(1) != labels).sum()])
+        loss_sum, wrong_sum = sums.tolist()  # the only synchronisation with the device
         return Score(loss_sum / count, 100 * wrong_sum / count)
 
 
@@ -218,10 +196,13 @@ def _drawn(seed: int, epoch: int, images: int) -> Epoch:
     return Epoch(epoch, torch.randperm(images, generator=generator).numpy())
 
 
-def _endless(seed: int, order: Epoch, slices: list[slice], index: int) -> Iterator[Key]:
+def _endless(seed: int, order: Epoch, batch_size: int, index: int) -> Iterator[Key]:
+    """Yield the images of each batch, from a batch on, epoch after epoch without end."""
+    # Not a method: it would reference the task, which references the loader, which references this generator, and a
+    # loader that is collected as part of a cycle no longer ends its workers.
     while True:
-        for part in slices[index:]:
-            yield order.number, order.images[part]
+        for start in range(index * batch_size, len(order.images) - batch_size + 1, batch_size):
+            yield order.number, order.images[start : start + batch_size]
         order, index = _drawn(seed, order.number + 1, len(order.images)), 0
 
 
@@ -234,10 +215,6 @@ def _ignore_signals(_: int) -> None:
     """Keep a worker alive when a signal is sent to all processes: the run finishes its step, saves, and ends it."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, lambda *_: signal.alarm(20))  # ends the worker if nothing else does
-
-
-def _identity(read: Any) -> Any:
-    return read
 
 
 def _cores() -> int:
