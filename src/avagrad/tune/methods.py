@@ -36,8 +36,8 @@ _MAX_EXTENSIONS = 2  # of one axis
 _LONG = 16  # the first stride is 2 on an axis of up to so many values, and 4 on a longer one
 
 
-class Known(NamedTuple):
-    """The input of a method."""
+class Inputs(NamedTuple):
+    """The inputs of a method."""
 
     space: Space
     known: Mapping[Cell, Score]
@@ -62,7 +62,7 @@ class Stage:
     space: Space | None = None  # with extended axes
 
 
-def stages(method: str, given: Known) -> Iterator[Stage]:
+def stages(method: str, given: Inputs) -> Iterator[Stage]:
     """Yield the stages of a search; the known scores decide on the next."""
     space, start, margin = given.space, given.start, given.margin
     if method not in METHODS:
@@ -77,7 +77,7 @@ def stages(method: str, given: Known) -> Iterator[Stage]:
 class _Lines:
     """The search by lines. It may extend the axes of its space."""
 
-    def __init__(self, given: Known) -> None:
+    def __init__(self, given: Inputs) -> None:
         self.space, self.known, self.by_first_seed, self.start, self.margin, extend = given
         self.path: tuple[Cell, ...] = (self.start,)
         self.extensions = dict.fromkeys(NAMES, _MAX_EXTENSIONS if extend else 0)
@@ -87,8 +87,8 @@ class _Lines:
     def stages(self) -> Iterator[Stage]:
         pick = self.start
         for name in self.names:
-            stage = f"line over {name}" + (f" at {at}" if any(at := pick._replace(**{name: None})) else "")
-            found = yield from self._line(name, pick, stage)
+            stage = _line_name(name, pick)
+            found = yield from self._search_line(name, pick, stage)
             if found is None:
                 yield _nothing(stage, self.start)
                 return
@@ -96,7 +96,7 @@ class _Lines:
             self.path = (*self.path, pick)
         yield from self._neighbours(pick)
 
-    def _line(self, name: str, at: Cell, stage: str) -> Generator[Stage, None, Cell | None]:
+    def _search_line(self, name: str, at: Cell, stage: str) -> Generator[Stage, None, Cell | None]:
         """Search an axis through a cell, from coarse to fine; return its best cell."""
         line = self.space.along(name, at)
         later = self.names[self.names.index(name) + 1 :]
@@ -194,8 +194,8 @@ class _Lines:
         return Stage(stage, cells, pick, self.path, space=self.space, **more)
 
 
-def _lines(given: Known) -> Iterator[Stage]:
-    return _line(given) if given.space.shape == (1, 1) else _Lines(given).stages()
+def _lines(given: Inputs) -> Iterator[Stage]:
+    return _only_line(given) if given.space.shape == (1, 1) else _Lines(given).stages()
 
 
 def _first_stride(length: int) -> int:
@@ -214,20 +214,20 @@ def _max_of_line(name: str, space: Space) -> int:
     return min(length, math.ceil(length / stride) + _max_refined(name, stride))
 
 
-def _separable(given: Known) -> Iterator[Stage]:
+def _separable(given: Inputs) -> Iterator[Stage]:
     if 1 in given.space.shape:
-        yield from _line(given)
+        yield from _only_line(given)
         return
     space, known, _, start, margin, _ = given
     _, columns = space.shape
-    line, stage = space.along("lr", start), f"line over lr at {Cell(None, start.eps)}"
+    line, stage = space.along("lr", start), _line_name("lr", start)
     pick = best(line, known)
     yield Stage(stage, line, pick, (start,), remaining=columns - 1 + _ring_at_most(space))
     if pick is None:
         yield _nothing(stage, start)
         return
     path = (start, pick)
-    line, stage = space.along("eps", pick), f"line over eps at {Cell(pick.lr, None)}"
+    line, stage = space.along("eps", pick), _line_name("eps", pick)
     pick = best(line, known)
     yield Stage(stage, line, pick, path, remaining=_ring_at_most(space))
     yield from _rings(space, known, pick, path, margin)
@@ -249,31 +249,33 @@ def _rings(
         confirmed = False
         line = space.along("eps", to)
         pick = best(line, known)
-        yield Stage(
-            f"line over eps at {Cell(to.lr, None)}", line, pick, path, _ring_at_most(space), rings + 1, confirmed
-        )
+        yield Stage(_line_name("eps", to), line, pick, path, _ring_at_most(space), rings + 1, confirmed)
 
 
-def _line(given: Known) -> Iterator[Stage]:
+def _only_line(given: Inputs) -> Iterator[Stage]:
     """Evaluate the only line; there is nothing to confirm."""
     space, known, start = given.space, given.known, given.start
     rows, columns = space.shape
-    name, at = ("eps", Cell(start.lr, None)) if space.lr is None or rows < columns else ("lr", Cell(None, start.eps))
-    stage = f"line over {name}" + (f" at {at}" if any(at) else "")
+    stage = _line_name("eps" if space.lr is None or rows < columns else "lr", start)
     pick = best(space.cells(), known)
     yield Stage(stage, space.cells(), pick, (start,))
     yield Stage(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
 
 
-def _grid(given: Known) -> Iterator[Stage]:
+def _grid(given: Inputs) -> Iterator[Stage]:
     if 1 in given.space.shape:
-        yield from _line(given)
+        yield from _only_line(given)
         return
     space, known, _, start, _, _ = given
     stage = f"grid of {len(space)} cells"
     pick = best(space.cells(), known)
     yield Stage(stage, space.cells(), pick, (start,))
     yield Stage(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
+
+
+def _line_name(name: str, through: Cell) -> str:
+    at = through._replace(**{name: None})
+    return f"line over {name} at {at}" if any(at) else f"line over {name}"
 
 
 def _nothing(stage: str, start: Cell) -> Stage:
@@ -286,4 +288,4 @@ def _ring_at_most(space: Space) -> int:
     return (rows - 1) * columns
 
 
-METHODS: dict[str, Callable[[Known], Iterator[Stage]]] = {"lines": _lines, "separable": _separable, "grid": _grid}
+METHODS: dict[str, Callable[[Inputs], Iterator[Stage]]] = {"lines": _lines, "separable": _separable, "grid": _grid}

@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from avagrad.tune.methods import METHODS, Known, stages
+from avagrad.tune.methods import METHODS, Inputs, stages
 from avagrad.tune.scores import Score, best, best_so_far, better, scores
 from avagrad.tune.space import Cell, Space
 
@@ -71,7 +71,7 @@ def plan(
     """
     by_first_seed = known if by_first_seed is None else by_first_seed
     wanted: dict[Cell, None] = {}
-    for stage in stages(method, Known(space, known, by_first_seed, start, margin, extend)):
+    for stage in stages(method, Inputs(space, known, by_first_seed, start, margin, extend)):
         wanted |= dict.fromkeys(stage.cells)
         scored = by_first_seed if stage.coarse else known
         unknown = tuple(cell for cell in dict.fromkeys(stage.cells) if cell not in scored)
