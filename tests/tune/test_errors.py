@@ -38,7 +38,7 @@ from avagrad.tune.workers import WorkerError, base
     ("wrong", "sentence"),
     [
         ({"lr": []}, "lr is [], but must have at least one value."),
-        ({"lr": None}, "lr and eps are None, but at least one of them must be an axis; or pass optimizer."),
+        ({"lr": None}, "neither lr nor eps is given, but at least one of them must be an axis, unless an optimizer is named."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
@@ -53,7 +53,7 @@ from avagrad.tune.workers import WorkerError, base
         ({"slots_per_gpu": "2"}, "slots_per_gpu is '2', but must be a whole number of at least 1."),
         ({"timeout": 0, "workers": 1}, "timeout is 0, but must be a number of seconds above 0."),
         ({"timeout": "1h", "workers": 1}, "timeout is '1h', but must be a number of seconds above 0."),
-        ({"timeout": 5}, "timeout is 5 with workers=0, but a process cannot kill itself: pass workers=1."),
+        ({"timeout": 5}, "timeout is 5, but a process cannot kill itself: it needs at least one worker."),
         ({"lease": None}, "lease is None, but must be a number of seconds above 0."),
         ({"margin": float("nan")}, "margin is nan, but must be a finite number of at least 0."),
         ({"margin": "0"}, "margin is '0', but must be a finite number of at least 0."),

@@ -109,7 +109,7 @@ def tune(
     pruner_named(pruner)
     seeds = _seeds(seeds)
     if timeout is not None and workers == 0 and ray is None:
-        raise ValueError(f"timeout is {timeout!r} with workers=0, but a process cannot kill itself: pass workers=1.")
+        raise ValueError(f"timeout is {timeout!r}, but a process cannot kill itself: it needs at least one worker.")
     called = name or _name_of(objective)
     if storage is None:
         storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
