@@ -209,7 +209,7 @@ def test_a_start_off_the_axis() -> None:
 
 
 def test_what_a_space_refuses() -> None:
-    with pytest.raises(ValueError, match="neither lr nor eps is given, but at least one"):
+    with pytest.raises(ValueError, match="lr and eps are not given, but at least one"):
         Space(None, None)
     with pytest.raises(TypeError, match="lr is 'paper', but must be an Axis or None"):
         Space("paper", None)  # type: ignore[arg-type]

@@ -234,7 +234,7 @@ WRONG = {
     "tune mine.py:objective": "objective is 'mine.py:objective', but must be module:function",
     "tune nowhere:objective --lr 1,2": "there is no module 'nowhere'",
     "tune mine:nothing --lr 1,2": "'mine' has no 'nothing'",
-    "tune mine:objective": "neither lr nor eps is given, but at least one of them must be an axis",
+    "tune mine:objective": "lr and eps are not given, but at least one of them must be an axis",
     "tune mine:objective --lr 3:1:5": "must have its low end",
     "tune mine:objective --lr -1,2": "lr has the value -1.0, but a value must be finite and above 0",
     "tune mine:objective --lr 1,2 --method best": "method is 'best', but must be one of lines, separable, grid",

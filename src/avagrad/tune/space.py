@@ -260,7 +260,7 @@ class Space:
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
         if self.lr is None and self.eps is None:
-            raise ValueError("neither lr nor eps is given, but at least one of them must be an axis, unless an optimizer is named.")
+            raise ValueError("lr and eps are not given, but at least one of them must be an axis; or name an optimizer.")
 
     def __len__(self) -> int:
         rows, columns = self.shape
