@@ -38,7 +38,7 @@ from avagrad.tune.workers import WorkerError, base
     ("wrong", "sentence"),
     [
         ({"lr": []}, "lr is [], but must have at least one value."),
-        ({"lr": None}, "lr and eps are not given, but at least one of them must be an axis; or name an optimizer."),
+        ({"lr": None}, "lr and eps are not given, but at least one of them must be an axis, or optimizer a name."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),

@@ -260,7 +260,7 @@ class Space:
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
         if self.lr is None and self.eps is None:
-            raise ValueError("lr and eps are not given, but at least one of them must be an axis; or name an optimizer.")
+            raise ValueError("lr and eps are not given, but at least one of them must be an axis, or optimizer a name.")
 
     def __len__(self) -> int:
         rows, columns = self.shape
