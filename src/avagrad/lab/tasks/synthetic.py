@@ -363,12 +363,12 @@ def _first_uncorrected(beta2: float) -> int:
     return 2 if beta2 == 0 else 2 + math.ceil(64 * math.log(2) / -math.log(beta2))
 
 
-def _programs(settings: Settings, names: tuple[str, ...]) -> tuple[_Advance, _Advance]:
+def _programs(settings: Settings, names: tuple[str, ...]) -> list[_Advance]:
     """Return the programs for one step and for a block."""
     lengths = (1, settings.block)
     if settings.compile:
         try:
-            one, many = (_compiled(names, settings.bias_correction, n, settings.replicas) for n in lengths)
+            return [_compiled(names, settings.bias_correction, n, settings.replicas) for n in lengths]
         except (RuntimeError, OSError) as error:  # raised by torch.compile, for example without a C++ compiler
             why = (str(error).strip() or type(error).__name__).splitlines()[0]
             warnings.warn(
@@ -376,10 +376,7 @@ def _programs(settings: Settings, names: tuple[str, ...]) -> tuple[_Advance, _Ad
                 "Set compile=False to silence this warning.",
                 stacklevel=4,  # the caller of run, which is decorated
             )
-        else:
-            return one, many
-    one, many = (_program(names, settings.bias_correction, n) for n in lengths)
-    return one, many
+    return [_program(names, settings.bias_correction, n) for n in lengths]
 
 
 @functools.cache
