@@ -9,6 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from avagrad.lab.checks import require
 from avagrad.names import look_up
 
 __all__ = ["Score", "Task", "digest", "stream"]
@@ -113,6 +114,12 @@ class Task(ABC):
                 )
         if options.get("batch_size", 1) < 1:
             raise ValueError(f"{cls.name}: batch_size is {options['batch_size']}, but must be at least 1.")
+
+    def require_at_least(self, least: int, *names: str) -> None:
+        """Reject options below a minimum."""
+        for name in names:
+            value = getattr(self, name)
+            require(value >= least, f"{self.name}: {name}", value, f"at least {least}")
 
     @property
     @abstractmethod

@@ -7,6 +7,7 @@ import math
 from dataclasses import dataclass
 from typing import ClassVar
 
+import numpy
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
@@ -51,29 +52,24 @@ class Chars(Task):
     encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
-        for name in ("bptt", "embedding", "hidden", "layers"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 1.")
+        self.require_at_least(1, "bptt", "embedding", "hidden", "layers")
         for name in ("weight_drop", "dropout_outside", "dropout_between", "dropout_embedding"):
             if not 0 <= getattr(self, name) < 1:
                 raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 0 and below 1.")
         texts = self._texts()
         self.alphabet, self._remarks = texts.alphabet, texts.remarks
-        train = texts.parts["train"]
+        parts = dict(texts.parts)
         sizes = {"train": self.batch_size, "validation": _EVALUATION_BATCH, "test": _EVALUATION_BATCH}
         least = 2  # characters in a row: one to read, one to predict
         for part, rows in sizes.items():
-            if len(texts.parts[part]) < least * rows:
+            if len(parts[part]) < least * rows:
                 raise ValueError(
-                    f"chars: the {part} part has {len(texts.parts[part])} characters, but needs at least "
+                    f"chars: the {part} part has {len(parts[part])} characters, but needs at least "
                     f"{least * rows} ({rows} rows of {least}): the text is empty, truncated, or too short."
                 )
         if self.full:
-            import numpy
-
-            train = numpy.concatenate([train, texts.parts["validation"]])
-        self.rows = {part: self._in_rows(torch.from_numpy(texts.parts[part]), n) for part, n in sizes.items()}
-        self.rows["train"] = self._in_rows(torch.from_numpy(train), self.batch_size)
+            parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
+        self.rows = {part: self._in_rows(torch.from_numpy(parts[part]), n) for part, n in sizes.items()}
 
     def _texts(self) -> Texts:
         if self.data is None and self.download:

@@ -56,12 +56,8 @@ class Gpt(Task):
     encoding: str = "utf-8"
 
     def __post_init__(self) -> None:
-        for name in ("context", "layers", "heads", "width", "eval_tokens"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"gpt: {name} is {getattr(self, name)}, but must be at least 1.")
-        for name in ("steps", "vocabulary"):
-            if getattr(self, name) < 0:
-                raise ValueError(f"gpt: {name} is {getattr(self, name)}, but must be at least 0.")
+        self.require_at_least(1, "context", "layers", "heads", "width", "eval_tokens")
+        self.require_at_least(0, "steps", "vocabulary")
         if self.width % self.heads:
             raise ValueError(f"gpt: width is {self.width}, but must be a multiple of heads, which is {self.heads}.")
         if self.download:
@@ -154,9 +150,7 @@ class Gpt(Task):
     def _windows(self, part: str, starts: Tensor) -> tuple[Tensor, Tensor]:
         tokens = self.parts[part]
         places = starts[:, None] + torch.arange(self.context + 1, device=starts.device)
-        found = tokens[places].to(self.device).long()
-        if tokens.dtype == torch.int16:
-            found &= 0xFFFF
+        found = _unsigned(tokens[places].to(self.device))
         return found[:, :-1].contiguous(), found[:, 1:].contiguous()
 
     def loss(

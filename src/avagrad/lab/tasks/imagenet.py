@@ -74,9 +74,8 @@ class ImageNet(Classification):
 
     def __post_init__(self) -> None:
         self.make_model = look_up("imagenet: model", self.model, _MODELS)
-        for name, least in (("batch_size", 1), ("size", 1), ("workers", -1)):
-            if getattr(self, name) < least:
-                raise ValueError(f"imagenet: {name} is {getattr(self, name)}, but must be at least {least}.")
+        self.require_at_least(1, "batch_size", "size")
+        self.require_at_least(-1, "workers")
         if self.full:
             raise ValueError("imagenet: full is True, but must be False: there is no separate validation part.")
         if self.data is None:
