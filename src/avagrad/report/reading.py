@@ -32,8 +32,7 @@ _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
 _NAMED = 5  # bad lines of a file that are named one by one
-# What a method does by default says nothing about it.
-_USUAL = {"betas", "momentum"}
+_USUAL = {"betas", "momentum"}  # options that are not part of a method's title
 
 
 @dataclass(frozen=True)
