@@ -28,6 +28,7 @@ ROOT = Path(__file__).parents[2]
 # Of transformers and Accelerate on a machine without a GPU; of Lightning with this version of torch, and on few cores.
 HUGGING_FACE_WARNS = pytest.mark.filterwarnings("ignore:'pin_memory' argument is set as true:UserWarning")
 LIGHTNING_WARNS = (
+    "(?s).*`tensorboardX` has been removed",  # its default logger then writes CSV
     r"`isinstance\(treespec, LeafSpec\)` is deprecated",
     "The '.*dataloader' does not have many workers",
     "Checkpoint directory .* exists and is not empty",
@@ -540,6 +541,7 @@ def test_the_page_numbers_to_log_in_hugging_face(hugging_face: Any, tmp_path: Pa
     assert type(space["trainer"].callback_handler.callbacks[-1]) is space["HuggingFaceCallback"]
 
 
+@pytest.mark.usefixtures("_lightning_warns")
 def test_the_page_numbers_to_log_in_lightning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library("lightning")
     monkeypatch.chdir(tmp_path)
