@@ -13,7 +13,7 @@ variants = {"_native": []}
 if platform.machine().lower() in ("x86_64", "amd64"):
     # Chosen where torch finds these, too.
     variants["_native_avx2"] = ["-mavx2", "-mfma"]
-    wide = ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprfchw", "-mprefer-vector-width=512"]
+    wide = ["-mavx512f", "-mavx512dq", "-mavx512vl", "-mavx512bw", "-mfma", "-mprefer-vector-width=512"]
     variants["_native_avx512"] = wide
 
 setup(

@@ -5,6 +5,7 @@ python benchmarks/results.py
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, geometric_mean
 
@@ -86,8 +87,8 @@ def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
     step_size = json.loads((ROOT / "results" / "step-size.json").read_text())
     drawn["step-size"] = draw_step_sizes(step_size["eps"], step_size["rms of a step over lr"])
     drawn["figure-1"] = figure_1.draw(figure_1.numbers(held)[0])
-    (h200,) = (bars for bars in step_times.numbers(held) if bars.title == "NVIDIA H200")
-    drawn["step-times"] = step_times.draw(h200)
+    h200 = tuple(times for times in held.step_times if times.place == "step-h200.json")
+    drawn["step-times"] = step_times.draw(*step_times.numbers(replace(held, step_times=h200)))
     drawn["transformer-eps"] = draw_ridges(ridges_of("gpt-quick"), measure="bits per character")
     drawn["searches"] = draw_race(*race())
     to.mkdir(parents=True, exist_ok=True)

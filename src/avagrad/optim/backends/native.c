@@ -1,7 +1,8 @@
 /* The delayed rule of avagrad/optim/rules.py for a CPU, over the tables of fused.py.
 
-   A block of a tensor goes through the L1 cache in chunks. A chunk takes a few short loops instead of one long one, so
-   that each choice (decay, rounding, ...) is made outside of the loops, and is written only once.
+   A block of a tensor is moved in chunks. `move` is one loop over a chunk: it reads g, m, v, w once, writes m, v, w, and
+   adds up the norm of the next step. What few need (16-bit numbers, decay in the gradient, a scaled gradient) takes a
+   loop of its own before it, over a copy of the chunk in the L1 cache.
 
    This file includes itself twice, for float and for double. */
 
@@ -66,15 +67,15 @@ static Shared prepared(const int64_t *row, int64_t gradient, const double *numbe
         gamma = flags->norm == 2 ? sqrt(gamma) : gamma;
     }
     s.size = group[LR] * gamma / correction1;
-    s.shrink = 1 - group[LR] * group[WEIGHT_DECAY] * s.started;
+    s.shrink = flags->decays && flags->decoupled ? 1 - group[LR] * group[WEIGHT_DECAY] * s.started : 1;
     s.beta1 = group[BETA1];
     s.beta1_rest = 1 - group[BETA1];
     s.beta2 = group[BETA2];
     s.beta2_rest = 1 - group[BETA2];
     s.eps = group[EPS];
     s.weight_decay = group[WEIGHT_DECAY];
-    s.clip_update = group[CLIP_UPDATE] * correction1; /* for the uncorrected moment */
-    s.clip_moment = group[CLIP_MOMENT];
+    s.clip_update = flags->clips_update ? group[CLIP_UPDATE] * correction1 : INFINITY; /* for the uncorrected moment */
+    s.clip_moment = flags->clips_moment ? group[CLIP_MOMENT] : INFINITY;
     s.next_scale = sqrt(inverse_next);
     s.next_eps = group[EPS];
     s.undo = 1;
@@ -139,12 +140,7 @@ static inline uint16_t to_half(float x, bool bfloat16, bool nearest, uint32_t ra
 }
 
 #define EACH(n) _Pragma("omp simd") for (int64_t i = 0; i < (n); i++)
-#define CHUNK 160
-#define AHEAD 2 /* chunks from the one that is computed to the one that is prefetched */
-
-static inline __attribute__((always_inline)) void prefetch(const char *start, int64_t bytes, bool writes) {
-    for (int64_t i = 0; i < bytes; i += 64) writes ? __builtin_prefetch(start + i, 1) : __builtin_prefetch(start + i, 0);
-}
+#define CHUNK 512
 
 #define REAL float
 #define SQRT sqrtf
@@ -160,7 +156,7 @@ static inline __attribute__((always_inline)) void prefetch(const char *start, in
 
 static void go_over(const int64_t *tensors, const int64_t *grads, const Shared *shared, const int32_t *blocks,
                     double *sums, int64_t gradient, int64_t first, int64_t last, int threads, const Flags *flags) {
-    #pragma omp parallel for schedule(dynamic) num_threads(threads) if (last - first > 1 && threads > 1)
+    #pragma omp parallel for schedule(guided) num_threads(threads) if (last - first > 1 && threads > 1)
     for (int64_t b = first; b < last; b++) {
         const int64_t i = blocks[b], *row = tensors + i * COLUMNS, start = (b - row[FIRST_BLOCK]) * flags->block;
         if (!flags->rebuild && shared[i].moves == 0) continue;
@@ -217,117 +213,109 @@ static inline REAL IN(clamped)(REAL x, REAL most) {
     return -most > x ? -most : x;
 }
 
-/* Sum eta^p for the next step, or (eta r)^p. A chunk is short enough for a sum in its own precision; a block is not.
-   The flags are constants at each call, so that each combination gets its own loop. */
-static inline __attribute__((always_inline)) void IN(sum)(const REAL *v, int64_t n, const Shared *s, double *sums,
-                                                          bool squared, bool every, bool norm_of_step) {
-    const REAL scale = s->next_scale, eps = s->next_eps;
-    REAL total = 0, live = 0;
-    _Pragma("omp simd reduction(+ : total, live)") for (int64_t i = 0; i < n; i++) {
-        const REAL root = SQRT(v[i]), x = (norm_of_step ? root : 1) / (root * scale + eps);
-        const REAL counts = every || v[i] != 0 ? 1 : 0;
-        total += (squared ? x * x : x) * counts;
-        live += counts;
+/* eta^p for the next step, or (eta r)^p. */
+static inline __attribute__((always_inline)) REAL IN(power)(REAL v, REAL scale, REAL eps, int norm, bool norm_of_step) {
+    const REAL root = SQRT(v), x = (norm_of_step ? root : 1) / (root * scale + eps);
+    return norm == 2 ? x * x : x;
+}
+
+/* Move n coordinates, unless `rebuild`, and add up the powers for the next norm. The last arguments are constants at
+   each call, so that each combination gets its own loop; other choices are numbers (a clip of infinity is none). A
+   chunk is short enough for a sum in its own precision. */
+static inline __attribute__((always_inline)) void IN(move)(
+    REAL *restrict w, const REAL *restrict g, REAL *restrict m, REAL *restrict v, int64_t n, const Shared *s,
+    double *sums, bool rebuild, int norm, bool active_only, bool norm_of_step, bool clips_moment) {
+    const REAL beta1 = s->beta1, beta1_rest = s->beta1_rest, beta2 = s->beta2, beta2_rest = s->beta2_rest;
+    const REAL eps = s->eps, inverse = s->inverse_before, size = s->size, shrink = s->shrink;
+    const REAL c = s->clip_update, k = s->clip_moment, largest = norm_of_step ? 1e18 : INFINITY; /* rules.LARGEST */
+    const REAL next_scale = s->next_scale, next_eps = s->next_eps;
+    const bool started = s->started != 0;
+    REAL total = 0, active = 0;
+    _Pragma("omp simd reduction(+ : total, active)") for (int64_t i = 0; i < n; i++) {
+        REAL next = v[i];
+        if (!rebuild) {
+            const REAL r = SQRT(v[i] * inverse);
+            REAL x = IN(clamped)(g[i], largest);
+            if (clips_moment) x = IN(clamped)(x, r > 0 ? k * r : largest);
+            const REAL moment = beta1 * m[i] + beta1_rest * x, step = size / (r + eps) * IN(clamped)(moment, c * r);
+            w[i] = w[i] * shrink - (started && (!active_only || v[i] != 0) ? step : 0);
+            m[i] = moment;
+            v[i] = next = beta2 * v[i] + beta2_rest * x * x;
+        }
+        const bool counts = !active_only || next != 0;
+        if (norm) total += counts ? IN(power)(next, next_scale, next_eps, norm, norm_of_step) : 0;
+        active += counts ? 1 : 0;
     }
     sums[0] += total * s->undo * s->counts;
-    sums[1] += live * s->counts;
+    sums[1] += active * s->counts;
 }
 
-static void IN(sum_of_powers)(const REAL *v, int64_t n, const Shared *s, const Flags *flags, double *sums) {
-    const bool squared = flags->norm == 2;
-    if (flags->norm_of_step)
-        squared ? IN(sum)(v, n, s, sums, true, false, true) : IN(sum)(v, n, s, sums, false, false, true);
-    else if (flags->active_only)
-        squared ? IN(sum)(v, n, s, sums, true, false, false) : IN(sum)(v, n, s, sums, false, false, false);
-    else
-        squared ? IN(sum)(v, n, s, sums, true, true, false) : IN(sum)(v, n, s, sums, false, true, false);
+static void IN(move_by_flags)(REAL *w, const REAL *g, REAL *m, REAL *v, int64_t n, const Shared *s, double *sums,
+                              const Flags *flags) {
+#define MOVE(...) \
+    return flags->rebuild ? IN(move)(w, g, m, v, n, s, sums, true, __VA_ARGS__) \
+                          : IN(move)(w, g, m, v, n, s, sums, false, __VA_ARGS__)
+    if (flags->norm_of_step && flags->clips_moment && flags->norm == 2) MOVE(2, true, true, true);
+    if (flags->norm_of_step && flags->clips_moment) MOVE(1, true, true, true);
+    if (flags->norm_of_step && flags->norm == 2) MOVE(2, true, true, false);
+    if (flags->norm_of_step) MOVE(1, true, true, false);
+    if (flags->active_only && flags->norm == 2) MOVE(2, true, false, false);
+    if (flags->active_only && flags->norm == 1) MOVE(1, true, false, false);
+    if (flags->active_only) MOVE(0, true, false, false);
+    if (flags->norm == 2) MOVE(2, false, false, false);
+    if (flags->norm == 1) MOVE(1, false, false, false);
+    MOVE(0, false, false, false);
+#undef MOVE
 }
 
-/* Move n coordinates whose parameter and gradient are in `w` and `g`. */
-static void IN(move)(REAL *restrict w, REAL *restrict g, REAL *restrict m, REAL *restrict v, int64_t n,
-                     const Shared *s, const Flags *flags) {
-    const REAL beta1 = s->beta1, beta1_rest = s->beta1_rest, beta2 = s->beta2, beta2_rest = s->beta2_rest;
-    const REAL eps = s->eps, inverse = s->inverse_before, size = s->size, shrink = s->shrink, decay = s->weight_decay;
-    if (flags->decays && flags->decoupled) {
-        EACH(n) w[i] *= shrink;
-    } else if (flags->decays && flags->active_only) {
-        EACH(n) g[i] = v[i] == 0 && g[i] == 0 ? g[i] : g[i] + decay * w[i];
-    } else if (flags->decays) {
-        EACH(n) g[i] += decay * w[i];
-    }
-    REAL r[CHUNK];
-    EACH(n) r[i] = SQRT(v[i] * inverse);
-    const REAL largest = 1e18, k = s->clip_moment; /* rules.LARGEST */
-    if (flags->clips_moment) {
-        EACH(n) {
-            const REAL at_most = r[i] > 0 && k * r[i] < largest ? k * r[i] : largest;
-            g[i] = IN(clamped)(g[i], at_most);
-            m[i] = beta1 * m[i] + beta1_rest * g[i];
-        }
-    } else if (flags->norm_of_step) {
-        EACH(n) {
-            g[i] = IN(clamped)(g[i], largest);
-            m[i] = beta1 * m[i] + beta1_rest * g[i];
-        }
+/* Write the parameters from `from` back as 16-bit numbers. */
+static void IN(store)(const int64_t *row, int64_t at, REAL *from, int64_t n, const Shared *s, const Flags *flags) {
+    const bool bf = flags->dtype == BFLOAT16;
+    const uint32_t key = (uint32_t)s->key;
+    uint16_t *w = (uint16_t *)row[W] + at, *rest = (uint16_t *)row[COMPENSATION] + at;
+    if (flags->rounding == STOCHASTIC) {
+        EACH(n) w[i] = to_half(from[i], bf, false, mix(key + (uint32_t)(at + i) * 0x9e3779b9u));
     } else {
-        EACH(n) m[i] = beta1 * m[i] + beta1_rest * g[i];
+        EACH(n) w[i] = to_half(from[i], bf, true, 0);
     }
-    if (s->started && flags->clips_update) {
-        const REAL c = s->clip_update;
-        EACH(n) {
-            const REAL at_most = c * r[i];
-            w[i] -= size / (r[i] + eps) * IN(clamped)(m[i], at_most);
-        }
-    } else if (s->started && flags->active_only) {
-        EACH(n) w[i] -= v[i] == 0 ? 0 : size / (r[i] + eps) * m[i];
-    } else if (s->started) {
-        EACH(n) w[i] -= size / (r[i] + eps) * m[i];
+    if (flags->rounding == KAHAN) {
+        EACH(n) from[i] -= from_half(w[i], bf);
+        EACH(n) rest[i] = to_half(from[i] == from[i] ? from[i] : 0, bf, true, 0);
     }
-    EACH(n) v[i] = beta2 * v[i] + beta2_rest * g[i] * g[i];
 }
 
 static void IN(block)(const int64_t *row, int64_t gradient, int64_t start, int64_t n, const Shared *s,
                       const Flags *flags, double *sums) {
-    REAL *v = (REAL *)row[V] + start, *m = (REAL *)row[M] + start;
+    const bool is_half = flags->dtype == BFLOAT16 || flags->dtype == FLOAT16, bf = flags->dtype == BFLOAT16;
+    const bool adds_decay = flags->decays && !flags->decoupled;
+    const REAL unscale = s->unscale, decay = s->weight_decay;
     sums[0] = sums[1] = 0;
-    for (int64_t from = 0; from < n; from += CHUNK, v += CHUNK, m += CHUNK) {
-        const int64_t many = n - from < CHUNK ? n - from : CHUNK, at = start + from;
-        if (!flags->rebuild) {
-            const REAL unscale = s->unscale;
-            if (n - from >= (AHEAD + 1) * CHUNK) {
-                const int64_t width = flags->dtype == BFLOAT16 || flags->dtype == FLOAT16 ? 2 : sizeof(REAL);
-                const int64_t next = at + AHEAD * CHUNK;
-                prefetch((char *)(m + AHEAD * CHUNK), CHUNK * sizeof(REAL), true);
-                prefetch((char *)(v + AHEAD * CHUNK), CHUNK * sizeof(REAL), true);
-                prefetch((char *)row[W] + next * width, CHUNK * width, true);
-                prefetch((char *)gradient + next * width, CHUNK * width, false);
-            }
-            REAL w_here[CHUNK], g_here[CHUNK];
-            if (flags->dtype == FLOAT32 || flags->dtype == FLOAT64) {
-                const REAL *given = (REAL *)gradient + at;
-                EACH(many) g_here[i] = given[i] * unscale;
-                IN(move)((REAL *)row[W] + at, g_here, m, v, many, s, flags);
-            } else {
-                const bool bf = flags->dtype == BFLOAT16;
-                const uint32_t key = (uint32_t)s->key;
-                const uint16_t *given = (uint16_t *)gradient + at;
-                uint16_t *w = (uint16_t *)row[W] + at, *rest = (uint16_t *)row[COMPENSATION] + at;
-                EACH(many) g_here[i] = from_half(given[i], bf) * unscale;
-                EACH(many) w_here[i] = from_half(w[i], bf);
-                if (flags->rounding == KAHAN) EACH(many) w_here[i] += from_half(rest[i], bf);
-                IN(move)(w_here, g_here, m, v, many, s, flags);
-                if (flags->rounding == STOCHASTIC) {
-                    EACH(many) w[i] = to_half(w_here[i], bf, false, mix(key + (uint32_t)(at + i) * 0x9e3779b9u));
-                } else {
-                    EACH(many) w[i] = to_half(w_here[i], bf, true, 0);
-                }
-                if (flags->rounding == KAHAN) {
-                    EACH(many) w_here[i] -= from_half(w[i], bf);
-                    EACH(many) rest[i] = to_half(w_here[i] == w_here[i] ? w_here[i] : 0, bf, true, 0);
-                }
-            }
+    for (int64_t at = start; at < start + n; at += CHUNK) {
+        const int64_t left = start + n - at, many = left < CHUNK ? left : CHUNK;
+        REAL *m = (REAL *)row[M] + at, *v = (REAL *)row[V] + at, w_here[CHUNK], g_here[CHUNK];
+        if (flags->rebuild) {
+            IN(move_by_flags)(NULL, NULL, m, v, many, s, sums, flags);
+            continue;
         }
-        if (flags->norm) IN(sum_of_powers)(v, many, s, flags, sums);
+        REAL *w = is_half ? w_here : (REAL *)row[W] + at, *g = is_half ? g_here : (REAL *)gradient + at;
+        if (is_half) {
+            const uint16_t *halves = (uint16_t *)row[W] + at, *rest = (uint16_t *)row[COMPENSATION] + at;
+            const uint16_t *gradients = (uint16_t *)gradient + at;
+            EACH(many) g[i] = from_half(gradients[i], bf);
+            EACH(many) w[i] = from_half(halves[i], bf);
+            if (flags->rounding == KAHAN) EACH(many) w[i] += from_half(rest[i], bf);
+        }
+        if (unscale != 1 || adds_decay) { /* never written to the gradient itself */
+            EACH(many) g_here[i] = g[i] * unscale;
+            g = g_here;
+        }
+        if (adds_decay && flags->active_only) {
+            EACH(many) g[i] = v[i] == 0 && g[i] == 0 ? g[i] : g[i] + decay * w[i];
+        } else if (adds_decay) {
+            EACH(many) g[i] += decay * w[i];
+        }
+        IN(move_by_flags)(w, g, m, v, many, s, sums, flags);
+        if (is_half) IN(store)(row, at, w, many, s, flags);
     }
 }
 
