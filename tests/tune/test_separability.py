@@ -36,8 +36,8 @@ def test_a_flat_ridge() -> None:
     assert (found.regret, found.trials, found.rings, found.confirmed, found.cells) == (0.0, 47, 1, True, 441)
     assert found.summary() == (
         "The best lr does not move over eps from 1e-08 to 100 (slope 0.00; 0.00 at large eps). It is the overall best"
-        " at 100 % of the eps and stays within one step of it from 1e-08 to 100. Two lines and a ring find lr 1, eps"
-        " 1e-05 in 47 trials instead of 441, the best of the grid."
+        " at 100 % of the eps and stays within one step of it from 1e-08 to 100. Two lines and a ring from lr"
+        " 0.05, eps 0.1 find lr 1, eps 1e-05 in 47 trials instead of 441, the best of the grid."
     )
 
 
@@ -53,7 +53,7 @@ def test_a_ridge_of_slope_one() -> None:
     assert found.best == found.pick == Cell(100, 100)  # it walks there, and pays for that
     assert found.rings == 7
     assert found.trials > 9 + 8 + 6
-    assert "Two lines and 7 rings find lr 100, eps 100" in found.summary()
+    assert "Two lines and 7 rings from lr 1, eps 0.0001 find lr 100, eps 100" in found.summary()
 
 
 def test_a_ridge_of_slope_one_on_the_papers_axes() -> None:
@@ -211,12 +211,13 @@ def test_verdicts() -> None:
         "There is no pick yet: line over lr at eps 0.1.",
         "The best so far is lr 1, eps 0.1, and its neighbours have not all been tried yet.",
         "The best so far is lr 1, eps 1000, and its neighbours have not all been tried yet.",
-        "No neighbour of lr 1, eps 1000 is better: two lines were enough.",
+        "No neighbour of lr 1, eps 1000 along lr or eps is better.",
     ]
     steep = landscape(EVEN, lambda lr, eps: (lr - eps) ** 2 + 0.01 * (eps - 2) ** 2)
     said = [verdict(now) for now in plans(steep, EVEN, EVEN.start(start_eps=1))]
     assert said[3] == "A neighbour was better, so two lines are not enough here: the search moves to lr 10, eps 10."
-    assert said[-1] == "No neighbour of lr 100, eps 100 is better, but two lines were not enough: it took 3 rings."
+    confirmed = "No neighbour of lr 100, eps 100 along lr or eps is better"
+    assert said[-1] == f"{confirmed}, but two lines were not enough: it took 3 rings."
     assert verdict(plans(flat, EVEN, EVEN.start(), "grid")[-1]) == "The best of the whole grid is lr 1, eps 1000."
     line = Space(axis([1, 2, 3], "lr"), None)
     known = {cell: Score(float(i)) for i, cell in enumerate(line.cells())}

@@ -172,6 +172,9 @@ def test_the_usual_axes_of_an_optimizer(tmp_path: Path) -> None:
     found = tune(bowl, optimizer="avastep", storage=tmp_path / "a.journal")
     assert found.best is not None
     assert len(found.trials) <= 16 + 2 * bool(found.extended)
+    with_lr = tune(bowl, lr=[0.1, 1], optimizer="avastep", storage=tmp_path / "lr.journal", extend=False)
+    assert {record.lr for record in with_lr.trials} == {0.1, 1}
+    assert len({record.eps for record in with_lr.trials}) > 3
     with pytest.raises(ValueError, match="optimizer is 'lion', but must be one of avastep,"):
         tune(bowl, optimizer="lion", storage=tmp_path / "b.journal")
 

@@ -68,7 +68,7 @@ SEARCH = ("tune", "mine:objective", "--lr", "1e-3:1e3:7", "--eps", "1e-4:1:5", "
 @pytest.mark.slow
 def test_an_objective_in_a_module_here(project: Path) -> None:
     told = avagrad(*SEARCH, "--workers", "2", cwd=project)
-    assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 is better")
+    assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 along")
     again = avagrad(*SEARCH, cwd=project)
     assert again == told.replace("after 10 trials.", "after 10 trials (10 from earlier runs).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)

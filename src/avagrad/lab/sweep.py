@@ -150,7 +150,7 @@ def sweep(
         objective,
         lr=lr,
         eps=eps,
-        optimizer=optimizer,
+        optimizer=None if eps is None else optimizer,  # which would add an axis
         storage=storage or place / "study.journal",
         name=search.pop("name", None) or f"{task}-{optimizer}",
         about=comparable(config),

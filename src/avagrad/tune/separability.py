@@ -32,7 +32,7 @@ class Separability:
     - ``best``, ``best_loss``: the best cell of the grid
     - ``pick``, ``pick_loss``, ``regret``, ``trials``, ``rings``, ``confirmed``: the result of the separable search,
       how much worse it is than the best cell, and its cost
-    - ``cells``: the number of cells of the grid
+    - ``cells``: the number of cells of the grid; ``start``: where the separable search starts
 
     None or infinity means that there is no value: every cell diverged, or the search's first line did.
 
@@ -41,8 +41,8 @@ class Separability:
     >>> known = {cell: Score(abs(math.log10(cell.lr)) + abs(math.log10(cell.eps) + 1)) for cell in space.cells()}
     >>> print(separability(space, known, start=space.start()).summary())
     The best lr does not move over eps from 0.0001 to 1 (slope 0.00; 0.00 at large eps). It is the overall best at 100 %
-    of the eps and stays within one step of it from 0.0001 to 1. Two lines and a ring find lr 1, eps 0.1 in 15 trials
-    instead of 35, the best of the grid.
+    of the eps and stays within one step of it from 0.0001 to 1. Two lines and a ring from lr 1, eps 0.1 find lr 1, eps
+    0.1 in 15 trials instead of 35, the best of the grid.
     """
 
     ridge: tuple[tuple[float, float | None], ...]
@@ -61,6 +61,7 @@ class Separability:
     rings: int
     confirmed: bool | None
     cells: int
+    start: Cell
 
     def summary(self) -> str:
         """Return the findings in two or three sentences."""
@@ -73,8 +74,8 @@ class Separability:
         if failed:
             slopes += f"; no lr works at {failed} of the eps"
         found = (
-            f"Two lines and {_count(self.rings, 'ring')} find {self.pick} in {self.trials} trials instead of"
-            f" {self.cells}, {self._worse()}."
+            f"Two lines and {_count(self.rings, 'ring')} from {self.start} find {self.pick} in {self.trials} trials"
+            f" instead of {self.cells}, {self._worse()}."
             if self.pick is not None
             else f"The first line, of {self.trials} trials, finds nothing: each of them diverged or failed."
         )
@@ -145,6 +146,7 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
         rings=found.rings,
         confirmed=found.confirmed,
         cells=len(space),
+        start=start,
     )
 
 
@@ -155,7 +157,7 @@ def verdict(plan: Plan) -> str:
     >>> from avagrad.tune.space import axis
     >>> space = Space(axis([1, 2], "lr"), axis([1, 2], "eps"))
     >>> verdict(plan("lines", space, {cell: Score(sum(cell)) for cell in space.cells()}, start=space.start()))
-    'No neighbour of lr 1, eps 1 is better: two lines were enough.'
+    'No neighbour of lr 1, eps 1 along lr or eps is better.'
     """
     if plan.pick is None:
         return f"There is no pick{'' if plan.done else ' yet'}: {plan.stage}."
@@ -167,9 +169,8 @@ def verdict(plan: Plan) -> str:
         return f"A neighbour was better, so two lines are not enough here: the search moves to {plan.pick}."
     if plan.rings == 0:
         return f"The best of the line is {plan.pick}, and there is no other line."
-    if plan.rings == 1:
-        return f"No neighbour of {plan.pick} is better: two lines were enough."
-    return f"No neighbour of {plan.pick} is better, but two lines were not enough: it took {plan.rings} rings."
+    moved = f", but two lines were not enough: it took {plan.rings} rings" if plan.rings > 1 else ""
+    return f"No neighbour of {plan.pick} along lr or eps is better{moved}."
 
 
 @dataclass(frozen=True)

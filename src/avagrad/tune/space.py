@@ -223,20 +223,21 @@ Values = Axis | float | str | Iterable[float] | None
 
 
 def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis | None, Axis | None]:
-    """Return both axes; if neither is given, the default ones of an optimizer.
+    """Return both axes; one that is not given is the default one of an optimizer, or absent without an optimizer.
 
-    >>> [len(line) for line in axes_of(None, None, "avastep")], axes_of([0.1, 1], None, "avastep")[1]
-    ([9, 11], None)
+    >>> [len(line) for line in axes_of([0.1, 1], None, "avastep")], axes_of([0.1, 1], None)[1]
+    ([2, 11], None)
     >>> axes_of(None, None, "lion")
     Traceback (most recent call last):
     ...
     ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
-    if lr is None and eps is None and optimizer is not None:
+    if optimizer is not None and (lr is None or eps is None):
         if optimizer not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
             raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")
-        lr, eps = USUAL_AXES[optimizer]
+        usual_lr, usual_eps = USUAL_AXES[optimizer]
+        lr, eps = usual_lr if lr is None else lr, usual_eps if eps is None else eps
     return axis(lr, "lr"), axis(eps, "eps")
 
 

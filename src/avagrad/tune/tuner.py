@@ -69,8 +69,8 @@ def tune(
             ``trial.report(step, value)`` while it trains, and suggest further parameters by ``trial.optuna``.
         lr: the values of the learning rate: ``"1e-4:1e3:15"``, ``"paper"``, or a list. None for no such axis.
         eps: the values of epsilon, likewise.
-        optimizer: the name of the one that is tuned ("avastep", "avagrad", "adam", ...): its default values of both
-            are used if neither is given, and its usual eps to start at.
+        optimizer: the name of the one that is tuned ("avastep", "avagrad", "adam", ...): its default values are used
+            for lr and eps that are not given, and its usual eps to start at. Leave it out to tune lr alone.
         method: ``"lines"`` (a line over lr, a line over eps at its best, each from coarse to fine, and the neighbours
             of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
