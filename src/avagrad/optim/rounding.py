@@ -53,7 +53,7 @@ def store(
         assert compensation is not None
         w.copy_(wide)
         cut_off = wide - w
-        compensation.copy_(torch.where(cut_off == cut_off, cut_off, 0.0))  # inf - inf
+        compensation.copy_(torch.where(cut_off.isfinite(), cut_off, 0.0))  # w may have overflowed
 
 
 def random_bits(seed: int, t: Scalar, param_id: int, element: Tensor) -> Tensor:

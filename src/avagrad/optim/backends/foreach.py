@@ -273,7 +273,5 @@ def _decay(ws: list[Tensor], gs: list[Tensor], vs: list[Tensor], steps: Steps, r
         return gs
     decays = list(torch._foreach_mul(ws, rule.weight_decay))
     if rule.flags.active_only:  # decay alone does not make a coordinate active
-        active = list(torch._foreach_abs(gs))
-        torch._foreach_add_(active, vs)
-        torch._foreach_mul_(decays, list(torch._foreach_sign(active)))
+        decays = [torch.where((v == 0) & (g == 0), 0.0, x) for x, g, v in zip(decays, gs, vs, strict=True)]
     return list(torch._foreach_add(gs, decays))

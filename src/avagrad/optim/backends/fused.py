@@ -252,7 +252,8 @@ class Fused(Backend):
         self._moved = []
 
     def _prepare(self, launch: Launch, step: "Step", *, counts: bool) -> None:
-        scaler = (None if x is None else x.to(launch.device) for x in (step.grad_scale, step.found_inf))
+        found = step.grad_scale, step.found_inf
+        scaler = (None if x is None else x.to(launch.device, torch.float32) for x in found)
         given = self._numbers[launch.device], step.totals.get(launch.device), *scaler
         launch.kernels.prepare(launch, *given, rebuild=False, counts=counts)
 

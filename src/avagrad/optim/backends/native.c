@@ -31,9 +31,9 @@ typedef struct {
     double moves, started, size, shrink, beta1, beta1_rest, beta2, beta2_rest;
     double eps, weight_decay, inverse_before, unscale, counts, key;
     double clip_update, clip_moment;
-    double next_scale, next_eps, undo; /* sum() adds up large * x; undo = large^-p */
+    double next_scale, next_eps, undo; /* power() is of large * x; undo = large^-p */
 } Shared;
-_Static_assert(sizeof(Shared) == 19 * sizeof(double), "as SHARED of fused.py");
+_Static_assert(sizeof(Shared) == 19 * sizeof(double), "their number is SHARED of fused.py");
 
 static uint32_t mix(uint32_t h) {
     h ^= h >> 16;
@@ -237,8 +237,9 @@ static inline __attribute__((always_inline)) void IN(move)(
             const REAL r = SQRT(v[i] * inverse);
             REAL x = IN(clamped)(g[i], largest);
             if (clips_moment) x = IN(clamped)(x, r > 0 ? k * r : largest);
-            const REAL moment = beta1 * m[i] + beta1_rest * x, step = size / (r + eps) * IN(clamped)(moment, c * r);
-            w[i] = w[i] * shrink - (started && (!active_only || v[i] != 0) ? step : 0);
+            const REAL moment = beta1 * m[i] + beta1_rest * x, rate = (!active_only || v[i] != 0 ? size : 0) / (r + eps);
+            const REAL change = rate * IN(clamped)(moment, c * r); /* infinity * 0 is NaN, a bound that bounds nothing */
+            w[i] = w[i] * shrink - (started ? change : 0);
             m[i] = moment;
             v[i] = next = beta2 * v[i] + beta2_rest * x * x;
         }
@@ -253,18 +254,19 @@ static inline __attribute__((always_inline)) void IN(move)(
 static void IN(move_by_flags)(REAL *w, const REAL *g, REAL *m, REAL *v, int64_t n, const Shared *s, double *sums,
                               const Flags *flags) {
 #define MOVE(...) \
-    return flags->rebuild ? IN(move)(w, g, m, v, n, s, sums, true, __VA_ARGS__) \
-                          : IN(move)(w, g, m, v, n, s, sums, false, __VA_ARGS__)
-    if (flags->norm_of_step && flags->clips_moment && flags->norm == 2) MOVE(2, true, true, true);
-    if (flags->norm_of_step && flags->clips_moment) MOVE(1, true, true, true);
-    if (flags->norm_of_step && flags->norm == 2) MOVE(2, true, true, false);
-    if (flags->norm_of_step) MOVE(1, true, true, false);
-    if (flags->active_only && flags->norm == 2) MOVE(2, true, false, false);
-    if (flags->active_only && flags->norm == 1) MOVE(1, true, false, false);
-    if (flags->active_only) MOVE(0, true, false, false);
-    if (flags->norm == 2) MOVE(2, false, false, false);
-    if (flags->norm == 1) MOVE(1, false, false, false);
-    MOVE(0, false, false, false);
+    if (flags->rebuild) IN(move)(w, g, m, v, n, s, sums, true, __VA_ARGS__); \
+    else IN(move)(w, g, m, v, n, s, sums, false, __VA_ARGS__)
+    const bool squared = flags->norm == 2, clips = flags->clips_moment, active_only = flags->active_only;
+    if (flags->norm_of_step && clips && squared) { MOVE(2, true, true, true); } /* AvaStep is active_only */
+    else if (flags->norm_of_step && clips) { MOVE(1, true, true, true); }
+    else if (flags->norm_of_step && squared) { MOVE(2, true, true, false); }
+    else if (flags->norm_of_step) { MOVE(1, true, true, false); }
+    else if (active_only && squared) { MOVE(2, true, false, false); }
+    else if (active_only && flags->norm == 1) { MOVE(1, true, false, false); }
+    else if (active_only) { MOVE(0, true, false, false); }
+    else if (squared) { MOVE(2, false, false, false); }
+    else if (flags->norm == 1) { MOVE(1, false, false, false); }
+    else { MOVE(0, false, false, false); }
 #undef MOVE
 }
 
@@ -272,15 +274,16 @@ static void IN(move_by_flags)(REAL *w, const REAL *g, REAL *m, REAL *v, int64_t 
 static void IN(store)(const int64_t *row, int64_t at, REAL *from, int64_t n, const Shared *s, const Flags *flags) {
     const bool bf = flags->dtype == BFLOAT16;
     const uint32_t key = (uint32_t)s->key;
-    uint16_t *w = (uint16_t *)row[W] + at, *rest = (uint16_t *)row[COMPENSATION] + at;
+    uint16_t *w = (uint16_t *)row[W] + at;
     if (flags->rounding == STOCHASTIC) {
         EACH(n) w[i] = to_half(from[i], bf, false, mix(key + (uint32_t)(at + i) * 0x9e3779b9u));
     } else {
         EACH(n) w[i] = to_half(from[i], bf, true, 0);
     }
     if (flags->rounding == KAHAN) {
+        uint16_t *rest = (uint16_t *)row[COMPENSATION] + at;
         EACH(n) from[i] -= from_half(w[i], bf);
-        EACH(n) rest[i] = to_half(from[i] == from[i] ? from[i] : 0, bf, true, 0);
+        EACH(n) rest[i] = to_half(from[i] - from[i] == 0 ? from[i] : 0, bf, true, 0); /* w may have overflowed */
     }
 }
 
@@ -299,11 +302,13 @@ static void IN(block)(const int64_t *row, int64_t gradient, int64_t start, int64
         }
         REAL *w = is_half ? w_here : (REAL *)row[W] + at, *g = is_half ? g_here : (REAL *)gradient + at;
         if (is_half) {
-            const uint16_t *halves = (uint16_t *)row[W] + at, *rest = (uint16_t *)row[COMPENSATION] + at;
-            const uint16_t *gradients = (uint16_t *)gradient + at;
+            const uint16_t *halves = (uint16_t *)row[W] + at, *gradients = (uint16_t *)gradient + at;
             EACH(many) g[i] = from_half(gradients[i], bf);
             EACH(many) w[i] = from_half(halves[i], bf);
-            if (flags->rounding == KAHAN) EACH(many) w[i] += from_half(rest[i], bf);
+            if (flags->rounding == KAHAN) {
+                const uint16_t *rest = (uint16_t *)row[COMPENSATION] + at;
+                EACH(many) w[i] += from_half(rest[i], bf);
+            }
         }
         if (unscale != 1 || adds_decay) { /* never written to the gradient itself */
             EACH(many) g_here[i] = g[i] * unscale;

@@ -243,7 +243,7 @@ def _store(w_at, comp_at, offsets, w, shared, mask, ROUNDING: tl.constexpr):
         tl.store(w_at + offsets, stored, mask=mask)
         if ROUNDING == "kahan":
             comp = w - stored.to(tl.float32)
-            comp = tl.where(comp == comp, comp, 0.0)  # inf - inf
+            comp = tl.where(comp - comp == 0, comp, 0.0)  # w may have overflowed
             tl.store(comp_at + offsets, _nearest(comp, w_at.dtype.element_ty), mask=mask)
 
 
