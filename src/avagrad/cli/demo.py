@@ -1,6 +1,5 @@
 """The command ``demo``."""
 
-import sys
 import tempfile
 import time
 from collections.abc import Sequence
@@ -36,7 +35,10 @@ def demo(
     """
     todo = jobs()
     if dry_run:
-        _show_plan(todo, out)
+        left = [job for job in todo if not job.is_done(out)]
+        for job in todo:
+            typer.echo(f"{out / job.name}: {f'about {job.cost:g} s on one core' if job in left else 'already done'}")
+        typer.echo(f"{len(todo)} jobs, about {sum(job.cost for job in left):.0f} s on one core")
         return
     _check_writable(out)
     with interrupt_on_sigterm():
@@ -51,13 +53,6 @@ def demo(
     if failed:
         typer.echo(f"{len(failed)} of {len(todo)} jobs failed; run it again to retry them", err=True)
         raise typer.Exit(1)
-
-
-def _show_plan(todo: Sequence[Job], out: Path) -> None:
-    for job in todo:
-        state = "already done" if job.is_done(out) else f"about {job.cost:g} s on one core"
-        typer.echo(f"{out / job.name}: {state}")
-    typer.echo(f"{len(todo)} jobs, about {sum(job.cost for job in todo if not job.is_done(out)):.0f} s on one core")
 
 
 def _check_writable(out: Path) -> None:
@@ -78,7 +73,7 @@ def _report(out: Path, todo: Sequence[Job]) -> tuple[Path, list[str]]:
     page = out / PAGE
     results = [out / job.name / RESULT for job in todo if job.is_done(out)]
     if not page.exists() or any(result.stat().st_mtime > page.stat().st_mtime for result in results):
-        print("writing the page", file=sys.stderr, flush=True)
+        typer.echo("writing the page", err=True)
         write_report(out)
     return page, six_lines(collect(out))
 
@@ -96,8 +91,7 @@ class _JobsBar(Bar):
         self.began = time.monotonic()
         already = f", {len(self.shares)} of them already done" if self.shares else ""
         is_done = len(self.shares) == len(todo)
-        line = f"all {len(todo)} jobs were already done" if is_done else f"{len(todo)} jobs{already}"
-        print(line, file=sys.stderr, flush=True)
+        typer.echo(f"all {len(todo)} jobs were already done" if is_done else f"{len(todo)} jobs{already}", err=True)
 
     def __call__(self, name: str, share: float) -> None:
         ended = share == 1.0 != self.shares.get(name)

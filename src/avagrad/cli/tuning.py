@@ -1,12 +1,8 @@
 """The commands that search over lr and eps: tune and sweep; and study, for their results."""
 
-import importlib
 import json
-import os
 import shutil
-import sys
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -16,6 +12,7 @@ from avagrad.cli.lab import RunBar
 from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
+from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.optuna_trials import faults
 from avagrad.tune.records import read_records, write_records
@@ -26,7 +23,6 @@ from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described
 from avagrad.tune.study import Study
 from avagrad.tune.tables import tables
-from avagrad.tune.trial import Objective
 from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
@@ -71,7 +67,7 @@ def tune_command(
     After a stop or a kill, the same command resumes. The same command on other machines, with a database as storage,
     shares the work.
     """
-    function = _imported(objective)
+    function = imported("objective", "function", objective)
     lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given["optimizer"])
     if given.pop("dry_run"):
         _show_plan(lr, eps, given)
@@ -101,24 +97,6 @@ def sweep_command(
     with bar:
         result = sweep(config, lr=lr, eps=eps, **search)
     _show_result(result)
-
-
-def _imported(text: str) -> Objective:
-    module, _, function = text.partition(":")
-    if not module or not function or module.endswith(".py"):
-        raise ValueError(f"objective is {text!r}, but must be module:function, such as train:objective, without .py.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as python -m does
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name not in (module, module.partition(".")[0]):
-            raise
-        raise ValueError(f"objective is {text!r}, but there is no module {module!r} here or on the path.") from None
-    try:
-        return attrgetter(function)(imported)  # type: ignore[no-any-return]  # the tuner checks whether it can be called
-    except AttributeError:
-        raise ValueError(f"objective is {text!r}, but {module!r} has no {function!r}.") from None
 
 
 @study_app.command("import")
