@@ -32,6 +32,7 @@ __all__ = ["app"]
 app = typer.Typer()
 bench_app = typer.Typer(help="Measure the cost of a step.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+Task = Annotated[str, typer.Argument(help=f"one of {', '.join(TASKS)}, or module:Class")]
 
 
 class RunBar(Bar, Callback):
@@ -50,7 +51,7 @@ class RunBar(Bar, Callback):
 
 @app.command()
 @with_options(OPTIONS.values())
-def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")], **given: Any) -> None:
+def train(task: Task, **given: Any) -> None:
     """Train a model, and write its settings, metrics, checkpoint and result to a folder.
 
     Settings that are not given come from the preset; `avagrad list TASK` shows them, with their sources. After a stop
@@ -111,7 +112,7 @@ _SYNTHETIC = [
 def synthetic(
     w1: Annotated[list[float] | None, typer.Option(help="initial w; may be repeated")] = None,
     methods: Annotated[str, typer.Option(help="comma-separated methods")] = ",".join(toy.METHODS),
-    out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
+    out: Annotated[str | None, typer.Option(help="a folder for the curves")] = None,
     dry_run: DryRun = False,
     **given: Any,
 ) -> None:
@@ -215,9 +216,9 @@ def _show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]
 
 @bench_app.command("step")
 def bench_step(
-    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu", show_default=False)] = None,
-    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}", show_default=False)] = None,
-    json: Annotated[Path | None, typer.Option(help="where to write the numbers", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu")] = None,
+    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}")] = None,
+    json: Annotated[Path | None, typer.Option(help="where to write the numbers")] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Compare a step's time and memory with torch's optimizers, on the parameters of real models."""

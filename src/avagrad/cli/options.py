@@ -34,7 +34,6 @@ def with_options(options: Iterable[Option]) -> Callable[[Command], Command]:
 def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = {bool: bool, list: list[str] | None}.get(option.kind, option.kind | None)
     flags = () if option.default is True else option.flags  # typer adds the flag with --no
-    described = typer.Option(*flags, help=option.help, show_default=option.default is not None)
     default = bool(option.default) if option.kind is bool else option.default
-    annotation = Annotated[kind, described]
+    annotation = Annotated[kind, typer.Option(*flags, help=option.help)]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

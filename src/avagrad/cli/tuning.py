@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from avagrad.cli.lab import RunBar
+from avagrad.cli.lab import RunBar, Task
 from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
@@ -35,11 +35,7 @@ _DIRECTION = Option("direction", str, "one of minimize, maximize", default="mini
 _TUNE = [
     Option("lr", str, "1e-4:1e3:15, paper, or 0.1,1,10"),
     Option("eps", str, "1e-8:1e2:11, paper, or 0.1,1,10"),
-    Option(
-        "optimizer",
-        str,
-        f"its default axes are used if none is given, and its eps to start at: {', '.join(USUAL_AXES)}",
-    ),
+    Option("optimizer", str, f"its axes are used if none is given, and its eps to start at: {', '.join(USUAL_AXES)}"),
     _DIRECTION,
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
@@ -54,7 +50,7 @@ _SWEEP = [
     *(option for option in OPTIONS.values() if option.name not in _EXCLUDED),
 ]
 _Storage = Annotated[str, typer.Argument(help="a file or a database URL")]
-_Name = Annotated[str | None, typer.Option(help=SEARCH_OPTIONS["name"].help, show_default=False)]
+_Name = Annotated[str | None, typer.Option(help=SEARCH_OPTIONS["name"].help)]
 
 
 @app.command("tune")
@@ -79,9 +75,7 @@ def tune_command(
 
 @app.command("sweep")
 @with_options(_SWEEP)
-def sweep_command(
-    task: Annotated[str, typer.Argument(help="a task of `avagrad list`, or module:Class")], **given: Any
-) -> None:
+def sweep_command(task: Task, **given: Any) -> None:
     """Search over lr and eps on a task of the lab: the paper's heat maps, or two lines of them."""
     usual = default_axes(task, given["optimizer"] or "avagrad")
     lr = axis(given["lr"] or usual["lr"], "lr")
@@ -102,7 +96,7 @@ def sweep_command(
 @study_app.command("import")
 def import_records(
     file: Annotated[Path, typer.Argument(help="records in JSON lines: lr, eps, seed, value")],
-    storage: Annotated[str | None, typer.Option(help="default: next to the file", show_default=False)] = None,
+    storage: Annotated[str | None, typer.Option(help="default: next to the file")] = None,
     name: Annotated[str, typer.Option(help="name of the study")] = "imported",
     direction: Annotated[str, typer.Option(help=_DIRECTION.help)] = "minimize",
 ) -> None:
