@@ -130,8 +130,8 @@ BELOW = {
 # The only files that may import what is heavy or optional; all else runs with torch and numpy.
 ALLOWED = {
     "sklearn": {"lab/tasks/digits.py"},
-    "typer": {f"cli/{name}.py" for name in ("__init__", "demo", "lab", "options", "report", "tuning")},
-    "rich": {"cli/demo.py", "cli/lab.py", "cli/tuning.py", "progress.py"},
+    "typer": {f"cli/{name}.py" for name in ("__init__", "lab", "options", "report", "tuning")},
+    "rich": {"cli/lab.py", "progress.py"},
     "optuna": {f"tune/{name}.py" for name in ("held", "optuna_trials", "storage", "study", "trial")},
     "ray": {"tune/workers/ray.py"},
     "matplotlib": {"report/drawing.py", "report/figures/heat_maps.py"},

@@ -1,10 +1,14 @@
-"""Lookup of names, with suggestions for misspelled ones."""
+"""Lookup of names, with suggestions for misspelled ones, and of your own code by ``module:name``."""
 
 import difflib
+import importlib
+import os
+import sys
 from collections.abc import Iterable, Mapping
-from typing import TypeVar
+from operator import attrgetter
+from typing import Any, TypeVar
 
-__all__ = ["look_up", "nearest"]
+__all__ = ["imported", "look_up", "nearest"]
 
 T = TypeVar("T")
 
@@ -33,3 +37,31 @@ def look_up(what: str, name: str, known: Mapping[str, T]) -> T:
     near = nearest(str(name), known)
     hint = f"; did you mean {near!r}?" if near else "."
     raise ValueError(f"{what} is {name!r}, which is not known{hint} Choose from: {', '.join(known)}.")
+
+
+def imported(what: str, kind: str, text: str) -> Any:
+    """Import ``module:name``, also from the current folder; an error says what is missing.
+
+    >>> imported("objective", "function", "math:sqrt")(4.0)
+    2.0
+    >>> imported("objective", "function", "math:root")
+    Traceback (most recent call last):
+    ...
+    ValueError: objective is 'math:root', but 'math' has no 'root'.
+    """
+    module, _, name = text.partition(":")
+    if not module or not name or module.endswith(".py"):
+        raise ValueError(f"{what} is {text!r}, but must be module:{kind}, such as train:{what}, without .py.")
+    if os.getcwd() not in sys.path:
+        sys.path.insert(0, os.getcwd())  # as python -m does
+    try:
+        found = importlib.import_module(module)
+    except ImportError as error:
+        why = f"{module!r} cannot be imported ({error})"
+        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+            why = f"there is no module {module!r} here or on the path"
+        raise ValueError(f"{what} is {text!r}, but {why}.") from error
+    try:
+        return attrgetter(name)(found)
+    except AttributeError:
+        raise ValueError(f"{what} is {text!r}, but {module!r} has no {name!r}.") from None

@@ -124,7 +124,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failing = [Failing(name="fails", cost=3.0, dies=False), Failing(name="dies", cost=2.0, dies=True)]
     todo: list[Job] = [*failing, training()]
-    monkeypatch.setattr("avagrad.cli.demo.jobs", lambda: todo)
+    monkeypatch.setattr("avagrad.cli.report.jobs", lambda: todo)
     arguments = ("demo", "--out", str(tmp_path / "x"), "--workers", "1")
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code == 1

@@ -615,8 +615,8 @@ def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     train(config, tmp_path / "parts", resume=True)
     assert_same(tmp_path / "whole", tmp_path / "parts")
     for name, says in (
-        ("own_tasks:Nothing", "cannot be imported as module:Class"),
-        ("no_such_module:Line", "cannot be imported as module:Class"),
+        ("own_tasks:Nothing", "'own_tasks' has no 'Nothing'"),
+        ("no_such_module:Line", "there is no module 'no_such_module'"),
         ("own_tasks:Score", "not a subclass of"),
     ):
         with pytest.raises(ValueError, match=says):

@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperGroup
 
 from avagrad import __version__
-from avagrad.cli import demo, lab, report, tuning
+from avagrad.cli import lab, report, tuning
 from avagrad.stopping import Stopped
 from avagrad.tune.loop import TuningError
 from avagrad.tune.storage import StorageError
@@ -36,7 +36,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
-for module in (tuning, lab, demo, report):
+for module in (tuning, lab, report):
     app.add_typer(module.app)
 
 

@@ -2,7 +2,6 @@
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,9 +16,9 @@ from avagrad.lab.command import run, summary
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CONFIG, RunFolder
 from avagrad.lab.methods import METHODS, Sourced
-from avagrad.lab.options import OPTIONS, config_from, describe
+from avagrad.lab.options import OPTIONS, Option, config_from, describe
 from avagrad.lab.presets import PRESETS
-from avagrad.lab.queue import run_file
+from avagrad.lab.queue import QUEUE_OPTIONS, run_file
 from avagrad.lab.resume import resume_run
 from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
@@ -33,6 +32,7 @@ __all__ = ["app"]
 app = typer.Typer()
 bench_app = typer.Typer(help="Measure the cost of a step.", no_args_is_help=True)
 app.add_typer(bench_app, name="bench")
+Task = Annotated[str, typer.Argument(help=f"one of {', '.join(TASKS)}, or module:Class")]
 
 
 class RunBar(Bar, Callback):
@@ -51,7 +51,7 @@ class RunBar(Bar, Callback):
 
 @app.command()
 @with_options(OPTIONS.values())
-def train(task: Annotated[str, typer.Argument(help=f"One of {', '.join(TASKS)}.")], given: dict[str, Any]) -> None:
+def train(task: Task, **given: Any) -> None:
     """Train a model, and write its settings, metrics, checkpoint and result to a folder.
 
     Settings that are not given come from the preset; `avagrad list TASK` shows them, with their sources. After a stop
@@ -81,36 +81,40 @@ def _show(result: Mapping[str, Any], task: str, folder: Path) -> None:
 
 
 @app.command()
+@with_options(QUEUE_OPTIONS)
 def queue(
     file: Annotated[Path, typer.Argument(help="a run on each line, with the arguments of `avagrad train`")],
-    out: Annotated[Path | None, typer.Option(help="folder of all runs", show_default=False)] = None,
-    minutes: Annotated[float | None, typer.Option(help="save and stop after so long", show_default=False)] = None,
-    save_every: Annotated[float, typer.Option(help=OPTIONS["save_every"].help)] = 30.0,
-    dry_run: DryRun = False,
+    **given: Any,
 ) -> None:
     """Process a queue of runs, a part at a time: the next one that is not finished is started or resumed.
 
     After a stop or a kill, the same command resumes. Several processes may share one queue.
     """
     with RunBar() as bar:
-        run_file(file, out, minutes, save_every, dry_run, bar)
+        run_file(file, callback=bar, **given)
+
+
+_SYNTHETIC = [
+    Option("steps", int, "number of steps", default=toy.Settings.steps),
+    Option("replicas", int, "number of independent runs", default=toy.Settings.replicas),
+    Option("C", float, "C of the problem", default=toy.Settings.C),
+    Option("delta", float, "delta of the problem", default=toy.Settings.delta),
+    Option("lr", float, "learning rate", default=toy.Settings.lr),
+    Option("beta2", float, "beta2", default=toy.Settings.beta2),
+    Option("eps", float, "epsilon", default=toy.Settings.eps),
+    Option("seed", int, "random seed", default=toy.Settings.seed),
+    Option("bias_correction", bool, "of Delayed Adam and AvaGrad", default=toy.Settings.bias_correction),
+]
 
 
 @app.command()
+@with_options(_SYNTHETIC)
 def synthetic(
     w1: Annotated[list[float] | None, typer.Option(help="initial w; may be repeated")] = None,
-    steps: Annotated[int, typer.Option(help="number of steps")] = 1_000_000,
-    replicas: Annotated[int, typer.Option(help="number of independent runs")] = 100,
     methods: Annotated[str, typer.Option(help="comma-separated methods")] = ",".join(toy.METHODS),
-    c: Annotated[float, typer.Option("--c", help="C of the problem")] = 999.0,
-    delta: Annotated[float, typer.Option(help="delta of the problem")] = 1.0,
-    lr: Annotated[float, typer.Option(help="learning rate")] = 1e-5,
-    beta2: Annotated[float, typer.Option(help="beta2")] = 0.99,
-    eps: Annotated[float, typer.Option(help="epsilon")] = 1e-8,
-    seed: Annotated[int, typer.Option(help="random seed")] = 0,
-    bias_correction: Annotated[bool, typer.Option(help="of Delayed Adam and AvaGrad")] = True,
-    out: Annotated[str | None, typer.Option(help="a folder for the curves", show_default=False)] = None,
+    out: Annotated[str | None, typer.Option(help="a folder for the curves")] = None,
     dry_run: DryRun = False,
+    **given: Any,
 ) -> None:
     """Run the problem of Theorem 1: the paper's Figure 1, from w = 0.5 and from w = 0.
 
@@ -119,11 +123,7 @@ def synthetic(
     largest possible value it is vacuous.
     """
     names = _names("methods: a method", methods, toy.METHODS)
-    settings_at = partial(
-        toy.Settings, C=c, delta=delta, lr=lr, beta2=beta2, eps=eps, steps=steps, replicas=replicas, seed=seed,
-        bias_correction=bias_correction,
-    )  # fmt: skip
-    runs = [settings_at(w1=start) for start in dict.fromkeys(w1 or (0.5, 0.0))]
+    runs = [toy.Settings(w1=start, **given) for start in dict.fromkeys(w1 or (0.5, 0.0))]
     if dry_run:
         for settings in runs:
             typer.echo(f"{', '.join(names)}: {settings}")
@@ -147,21 +147,19 @@ def _run_and_show(settings: toy.Settings, names: Sequence[str]) -> dict[str, toy
     """Run the methods from one start, with a bar, and show a table of the results."""
     with Bar() as bar:
         curves = toy.run(settings, names, bar.at)
-    table = Table(
-        title=f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and "
-        f"{settings.replicas} replicas; w* = {settings.problem.minimiser:.4f}"
-    )
-    table.add_column("method")
-    for column in ("last w", "mean w", "mean squared gradient", "bound of Theorem 2"):
-        table.add_column(column, justify="right")
-    most = settings.problem.largest_gradient**2
+    rows, most = [], settings.problem.largest_gradient**2
     for name, curve in curves.items():
         numbers = [f"{x[-1].mean():.4f}" for x in (curve.w, curve.mean_w, curve.mean_squared_gradient)]
         if (bounds := curve.bound(settings)) is not None:
             bound = bounds[-1].mean().item()
             numbers.append(f"{bound:.4f}" if bound < most else f"none below {most:.3g}")
-        table.add_row(METHODS[name].title if name in METHODS else name, *numbers)
-    Console().print(table)
+        rows.append([METHODS[name].title if name in METHODS else name, *numbers])
+    _show_table(
+        f"From w = {settings.w1:g}, after {settings.steps:,} steps: means over time and {settings.replicas} replicas; "
+        f"w* = {settings.problem.minimiser:.4f}",
+        ("method", "last w", "mean w", "mean squared gradient", "bound of Theorem 2"),
+        rows,
+    )
     return curves
 
 
@@ -218,9 +216,9 @@ def _show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]
 
 @bench_app.command("step")
 def bench_step(
-    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu", show_default=False)] = None,
-    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}", show_default=False)] = None,
-    json: Annotated[Path | None, typer.Option(help="where to write the numbers", show_default=False)] = None,
+    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu")] = None,
+    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}")] = None,
+    json: Annotated[Path | None, typer.Option(help="where to write the numbers")] = None,
     dry_run: DryRun = False,
 ) -> None:
     """Compare a step's time and memory with torch's optimizers, on the parameters of real models."""

@@ -1,6 +1,5 @@
 """Options of Typer commands from a table, and --dry-run."""
 
-import functools
 import inspect
 from collections.abc import Callable, Iterable
 from typing import Annotated, Any
@@ -16,26 +15,17 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help=OPTIONS["dry_run"].help)
 
 
 def with_options(options: Iterable[Option]) -> Callable[[Command], Command]:
-    """Return a decorator that adds options to a command; its function gets them as the dict ``given``.
+    """Return a decorator that adds options to a command, whose function takes them as ``**given``.
 
     >>> @with_options([OPTIONS["lr"], OPTIONS["compile"]])
-    ... def show(word: str, given: dict[str, Any]) -> None:
-    ...     print(word, given)
+    ... def show(word: str, **given: Any) -> None: ...
     >>> list(inspect.signature(show).parameters)
     ['word', 'lr', 'compile']
-    >>> show(word="a", lr=0.1, compile=False)
-    a {'lr': 0.1, 'compile': False}
     """
-    table = {option.name: _parameter(option) for option in options}
 
-    def decorate(function: Command) -> Command:
-        @functools.wraps(function)
-        def command(**arguments: Any) -> None:
-            given = {name: arguments.pop(name) for name in table}
-            function(**arguments, given=given)
-
-        own = [x for x in inspect.signature(function).parameters.values() if x.name != "given"]
-        command.__signature__ = inspect.Signature([*own, *table.values()])  # type: ignore[attr-defined]
+    def decorate(command: Command) -> Command:
+        *own, _ = inspect.signature(command).parameters.values()
+        command.__signature__ = inspect.Signature([*own, *map(_parameter, options)])  # type: ignore[attr-defined]
         return command
 
     return decorate
@@ -43,7 +33,7 @@ def with_options(options: Iterable[Option]) -> Callable[[Command], Command]:
 
 def _parameter(option: Option) -> inspect.Parameter:
     kind: Any = {bool: bool, list: list[str] | None}.get(option.kind, option.kind | None)
-    described = typer.Option(*option.flags, help=option.help, show_default=option.default is not None)
-    default = False if option.kind is bool else option.default
-    annotation = Annotated[kind, described]
+    flags = () if option.default is True else option.flags  # typer adds the flag with --no
+    default = bool(option.default) if option.kind is bool else option.default
+    annotation = Annotated[kind, typer.Option(*flags, help=option.help)]
     return inspect.Parameter(option.name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -1,21 +1,18 @@
 """The commands that search over lr and eps: tune and sweep; and study, for their results."""
 
-import importlib
 import json
-import os
 import shutil
-import sys
 from contextlib import closing
-from operator import attrgetter
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from avagrad.cli.lab import RunBar
+from avagrad.cli.lab import RunBar, Task
 from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
+from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.optuna_trials import faults
 from avagrad.tune.records import read_records, write_records
@@ -23,10 +20,9 @@ from avagrad.tune.result import Progress, Result
 from avagrad.tune.scores import scores
 from avagrad.tune.search import plan
 from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
-from avagrad.tune.storage import described, open_storage
+from avagrad.tune.storage import described
 from avagrad.tune.study import Study
 from avagrad.tune.tables import tables
-from avagrad.tune.trial import Objective
 from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
@@ -35,14 +31,12 @@ app = typer.Typer()
 study_app = typer.Typer(help="Import, export and show the records of a study.", no_args_is_help=True)
 app.add_typer(study_app, name="study")
 
+_DIRECTION = Option("direction", str, "one of minimize, maximize", default="minimize")
 _TUNE = [
     Option("lr", str, "1e-4:1e3:15, paper, or 0.1,1,10"),
     Option("eps", str, "1e-8:1e2:11, paper, or 0.1,1,10"),
-    Option(
-        "optimizer",
-        str,
-        f"its default axes are used if none is given, and its eps to start at: {', '.join(USUAL_AXES)}",
-    ),
+    Option("optimizer", str, f"its axes are used if none is given, and its eps to start at: {', '.join(USUAL_AXES)}"),
+    _DIRECTION,
     *SEARCH_OPTIONS.values(),
     OPTIONS["dry_run"],
 ]
@@ -50,31 +44,30 @@ _EXCLUDED = ("lr", "eps", "seed", "resume", "save_every", "download")  # set for
 _SWEEP = [
     Option("lr", str, "1e-4:1e3:15, 0.1,1,10, ...; default: the paper's"),
     Option("eps", str, "likewise; 'preset' for only the preset's value"),
-    *(option for option in SEARCH_OPTIONS.values() if option.name != "direction"),
+    *SEARCH_OPTIONS.values(),
     Option("engine", str, f"one of {', '.join(ENGINES)}: all points at once", default="runs"),
     Option("members_at_once", int, "points of an ensemble that are trained together; chosen automatically by default"),
     *(option for option in OPTIONS.values() if option.name not in _EXCLUDED),
 ]
 _Storage = Annotated[str, typer.Argument(help="a file or a database URL")]
-_Name = Annotated[str | None, typer.Option(help=SEARCH_OPTIONS["name"].help, show_default=False)]
+_Name = Annotated[str | None, typer.Option(help=SEARCH_OPTIONS["name"].help)]
 
 
 @app.command("tune")
 @with_options(_TUNE)
 def tune_command(
-    objective: Annotated[str, typer.Argument(help="a function of a trial, as module:function")], given: dict[str, Any]
+    objective: Annotated[str, typer.Argument(help="a function of a trial, as module:function")], **given: Any
 ) -> None:
     """Find the best lr and eps for a training function of your own.
 
     After a stop or a kill, the same command resumes. The same command on other machines, with a database as storage,
     shares the work.
     """
-    function = _imported(objective)
+    function = imported("objective", "function", objective)
     lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given["optimizer"])
     if given.pop("dry_run"):
         _show_plan(lr, eps, given)
         return
-    given["extend"] = not given.pop("no_extend")
     with _SearchBar() as bar:
         result = tune(function, lr=lr, eps=eps, watcher=bar, **given)
     _show_result(result)
@@ -82,9 +75,7 @@ def tune_command(
 
 @app.command("sweep")
 @with_options(_SWEEP)
-def sweep_command(
-    task: Annotated[str, typer.Argument(help="a task of `avagrad list`, or module:Class")], given: dict[str, Any]
-) -> None:
+def sweep_command(task: Task, **given: Any) -> None:
     """Search over lr and eps on a task of the lab: the paper's heat maps, or two lines of them."""
     usual = default_axes(task, given["optimizer"] or "avagrad")
     lr = axis(given["lr"] or usual["lr"], "lr")
@@ -92,11 +83,8 @@ def sweep_command(
     if given["dry_run"]:
         _show_plan(lr, eps, given)
         return
-    first = {"lr": lr.values[0] if lr else None, "eps": eps.values[0] if eps else None}
-    config = config_from(task, given | first)
-    names = given.keys() & {*SEARCH_OPTIONS, "engine", "members_at_once"}
-    search = {name: given[name] for name in names} | {"folder": given["out"]}
-    search["extend"] = not search.pop("no_extend")
+    config = config_from(task, given | Space(lr, eps).cells()[0]._asdict())
+    search = {name: given[name] for name in (*SEARCH_OPTIONS, "engine", "members_at_once")} | {"folder": given["out"]}
     # The points of an ensemble all finish at its end, so the bar counts steps.
     bar = RunBar() if given["engine"] == "ensemble" else _SearchBar()
     search["callback" if isinstance(bar, RunBar) else "watcher"] = bar
@@ -105,30 +93,12 @@ def sweep_command(
     _show_result(result)
 
 
-def _imported(text: str) -> Objective:
-    module, _, function = text.partition(":")
-    if not module or not function or module.endswith(".py"):
-        raise ValueError(f"objective is {text!r}, but must be module:function, such as train:objective, without .py.")
-    if os.getcwd() not in sys.path:
-        sys.path.insert(0, os.getcwd())  # as python -m does
-    try:
-        imported = importlib.import_module(module)
-    except ModuleNotFoundError as error:
-        if error.name not in (module, module.partition(".")[0]):
-            raise
-        raise ValueError(f"objective is {text!r}, but there is no module {module!r} here or on the path.") from None
-    try:
-        return attrgetter(function)(imported)  # type: ignore[no-any-return]  # the tuner checks whether it can be called
-    except AttributeError:
-        raise ValueError(f"objective is {text!r}, but {module!r} has no {function!r}.") from None
-
-
 @study_app.command("import")
 def import_records(
     file: Annotated[Path, typer.Argument(help="records in JSON lines: lr, eps, seed, value")],
-    storage: Annotated[str | None, typer.Option(help="default: next to the file", show_default=False)] = None,
+    storage: Annotated[str | None, typer.Option(help="default: next to the file")] = None,
     name: Annotated[str, typer.Option(help="name of the study")] = "imported",
-    direction: Annotated[str, typer.Option(help=SEARCH_OPTIONS["direction"].help)] = "minimize",
+    direction: Annotated[str, typer.Option(help=_DIRECTION.help)] = "minimize",
 ) -> None:
     """Make a study of records from elsewhere, or add them to one; points that are finished there are skipped."""
     records = read_records(file, direction=direction)
@@ -150,7 +120,7 @@ def export_records(
             read_records(file)
         except ValueError:
             raise ValueError(f"file is {str(file)!r}, which is not a file of records: choose another one.") from None
-    with closing(_opened(storage, name)) as study:
+    with closing(Study(storage, name, create=False)) as study:
         records = study.snapshot().records
     write_records(file, records)
     typer.echo(f"{len(records)} records of the study {study.name!r} are in {file}")
@@ -162,7 +132,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
 
     Grids that share values of lr or eps are one table, followed by a summary of how separable lr and eps are.
     """
-    with closing(_opened(storage, name)) as study:
+    with closing(Study(storage, name, create=False)) as study:
         seen = study.snapshot()
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
@@ -185,15 +155,6 @@ def show(storage: _Storage, name: _Name = None) -> None:
     if known:
         width = shutil.get_terminal_size((120, 24)).columns
         typer.echo("\n" + tables(known, direction=study.direction, width=width))
-
-
-def _opened(storage: str, name: str | None) -> Study:
-    if name is None:
-        names = [study.study_name for study in open_storage(storage, create=False).get_all_studies()]
-        if len(names) != 1:
-            raise ValueError(f"name is not given, but {described(storage)!r} has {len(names)} studies: {names}.")
-        (name,) = names
-    return Study(storage, name, create=False)
 
 
 def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> None:

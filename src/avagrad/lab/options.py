@@ -13,7 +13,7 @@ __all__ = ["OPTIONS", "SEARCH_OPTIONS", "Option", "add_options", "config_from", 
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command. A bool is a flag; a list option may be repeated.
+    """An option of a command. A bool is a flag, with --no-NAME if it is on by default; a list option may be repeated.
 
     >>> OPTIONS["weight_decay"].flags
     ('--weight-decay',)
@@ -23,12 +23,12 @@ class Option:
     kind: type
     help: str
     short: str | None = None
-    default: Any = None  # of a bool it is False, of a list an empty list
+    default: Any = None  # None is False for a bool, and an empty list for a list
 
     @property
     def flags(self) -> tuple[str, ...]:
         """The option's names on the command line."""
-        long = f"--{self.name.replace('_', '-')}"
+        long = f"--{self.name.lower().replace('_', '-')}"
         return (long,) if self.short is None else (long, self.short)
 
 
@@ -63,10 +63,9 @@ _TABLE = [
 ]
 OPTIONS = {option.name: option for option in _TABLE}
 
-# The names are those of the arguments of avagrad.tune.tune, except for no_extend.
+# The names are those of the arguments of avagrad.tune.tune.
 _SEARCH_TABLE = [
     Option("method", str, "one of lines, separable, grid", default="lines"),
-    Option("direction", str, "one of minimize, maximize", default="minimize"),
     Option("storage", str, "a file or a database URL; default: a file in runs/"),
     Option("workers", int, "number of worker processes; 0 for this process", default=0),
     Option("seeds", int, "number of seeds per cell", default=1),
@@ -77,7 +76,7 @@ _SEARCH_TABLE = [
     Option("timeout", float, "seconds after which a trial is killed; needs --workers"),
     Option("retries", int, "number of retries of a failed point", default=2),
     Option("margin", float, "by how much a neighbour must be better for the search to move there", default=0.0),
-    Option("no_extend", bool, "do not extend an axis if the best point is at its end"),
+    Option("extend", bool, "extend an axis if the best point is at its end", default=True),
     Option("pruner", str, "one of median, halving"),
     Option("slots_per_gpu", int, "number of workers per GPU", default=1),
     Option("ray", str, "address of a Ray cluster to run workers on"),
@@ -96,7 +95,8 @@ def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> N
     """
     for option in options:
         if option.kind is bool:
-            parser.add_argument(*option.flags, action="store_true", help=option.help)
+            action = argparse.BooleanOptionalAction if option.default else "store_true"
+            parser.add_argument(*option.flags, action=action, default=bool(option.default), help=option.help)
         elif option.kind is list:
             parser.add_argument(*option.flags, action="append", default=[], metavar="NAME=VALUE", help=option.help)
         else:

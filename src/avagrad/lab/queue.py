@@ -19,21 +19,27 @@ import shlex
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT, RESULT
-from avagrad.lab.options import OPTIONS, add_options, config_from
+from avagrad.lab.options import OPTIONS, Option, add_options, config_from
 from avagrad.lab.run import Callback
 from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 
-__all__ = ["Entry", "main", "read_queue", "run_queue"]
+__all__ = ["QUEUE_OPTIONS", "Entry", "main", "read_queue", "run_queue"]
 
 _EXCLUDED = ("resume", "save_every", "download", "dry_run")
+QUEUE_OPTIONS = [
+    Option("out", Path, "folder of all runs; default: the file's name without suffix"),
+    Option("minutes", float, "save and stop after so many minutes; default: run to the end"),
+    replace(OPTIONS["save_every"], default=30.0),
+    OPTIONS["dry_run"],
+]
 
 
 class _Parser(argparse.ArgumentParser):
@@ -138,12 +144,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser("python -m avagrad.lab.queue", allow_abbrev=False)
     parser.description = "Process a queue of runs."
     parser.add_argument("file", type=Path, help="a run on each line, with the arguments of avagrad train")
-    parser.add_argument("--out", type=Path, help="the folder of all runs; by default the file's name without suffix")
-    parser.add_argument("--minutes", type=float, help="save and stop after so many minutes; default: run to the end")
-    parser.add_argument("--save-every", type=float, default=30.0, help=OPTIONS["save_every"].help)
-    parser.add_argument("--dry-run", action="store_true", help=OPTIONS["dry_run"].help)
-    given = parser.parse_args(arguments)
-    return guarded(lambda: run_file(given.file, given.out, given.minutes, given.save_every, given.dry_run, Lines()))
+    add_options(parser, QUEUE_OPTIONS)
+    given = vars(parser.parse_args(arguments))
+    return guarded(lambda: run_file(**given, callback=Lines()))
 
 
 def run_file(

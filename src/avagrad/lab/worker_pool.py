@@ -12,6 +12,7 @@ import os
 import shutil
 import signal
 import sys
+import tempfile
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -66,7 +67,7 @@ class Job(ABC):
 
 def run_jobs(
     jobs: Sequence[Job],
-    folder: str | os.PathLike[str],
+    out: str | os.PathLike[str],
     *,
     workers: int = 2,
     on_progress: Callable[[str, float], None] | None = None,
@@ -78,7 +79,7 @@ def run_jobs(
 
     Args:
         jobs: the jobs to run.
-        folder: the parent of their folders.
+        out: the parent of their folders.
         workers: the number of processes.
         on_progress: called many times a second with a job's name and the fraction that is done, 1.0 at its end.
 
@@ -89,12 +90,16 @@ def run_jobs(
     """
     if not isinstance(workers, int) or workers < 1:
         raise ValueError(f"workers is {workers!r}, but must be a whole number of at least 1.")
-    place = Path(folder)
+    place = Path(out)
     left = sorted((job for job in jobs if not job.is_done(place)), key=lambda job: job.cost)  # the next is the last
     if not left:
         return {}
     pool = _WorkerPool(place, left, on_progress or (lambda name, share: None))
-    place.mkdir(parents=True, exist_ok=True)
+    try:  # once, instead of in each job
+        place.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=place).close()
+    except OSError as error:
+        raise OSError(f"out is {str(place)!r}, where nothing can be written ({error}).") from error
     with catch_signals() as stop:
         try:
             for _ in range(min(workers, len(left))):

@@ -77,7 +77,7 @@ def pruner_named(name: str | None) -> optuna.pruners.BasePruner:
 
 
 class Study:
-    """An open study: queue points, take them, read the results.
+    """An open study: queue points, take them, read the results. With None as its name, the only one of the storage.
 
     >>> import tempfile
     >>> place = tempfile.TemporaryDirectory()
@@ -95,27 +95,31 @@ class Study:
     def __init__(
         self,
         storage: str | os.PathLike[str],
-        name: str,
+        name: str | None,
         *,
         direction: str | None = None,
         about: Mapping[str, Any] | None = None,
         create: bool = True,
         pruner: str | None = None,
     ) -> None:
-        self.location, self.name = os.fspath(storage), name
+        self.location = os.fspath(storage)
         self.patience: float | None = None  # seconds to wait for a database that does not respond; None for the default
         self.printed_errors: set[str] = set()  # of objectives, by this process
         self.storage: BaseStorage = open_storage(storage, create=create)
         try:
-            self._join(direction, json.loads(json.dumps(dict(about or {}))), create, pruner)
+            self._join(name, direction, json.loads(json.dumps(dict(about or {}))), create, pruner)
         except BaseException:
             self.close()
             raise
 
-    def _join(self, direction: str | None, about: dict[str, Any], create: bool, pruner: str | None) -> None:
-        name = self.name
+    def _join(
+        self, name: str | None, direction: str | None, about: dict[str, Any], create: bool, pruner: str | None
+    ) -> None:
         with self._errors():
             known = [study.study_name for study in self.storage.get_all_studies()]
+        if name is None and len(known) != 1:
+            raise ValueError(f"name is not given, but {described(self.location)!r} has {len(known)} studies: {known}.")
+        self.name = name = known[0] if name is None else name
         if name not in known:
             self._check_may_create(known, create)
             if direction not in DIRECTIONS:

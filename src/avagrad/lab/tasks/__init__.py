@@ -3,7 +3,7 @@
 import importlib
 
 from avagrad.lab.tasks.base import Task
-from avagrad.names import look_up
+from avagrad.names import imported, look_up
 
 __all__ = ["TASKS", "task_class"]
 
@@ -37,11 +37,7 @@ def task_class(name: str) -> type[Task]:
 
 
 def _own_class(name: str) -> type[Task]:
-    module, _, attribute = name.partition(":")
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except (ImportError, AttributeError, ValueError) as error:
-        raise ValueError(f"task is {name!r}, which cannot be imported as module:Class ({error}).") from error
+    found = imported("task", "Class", name)
     if not (isinstance(found, type) and issubclass(found, Task)):
         raise ValueError(f"task is {name!r}, which is not a subclass of avagrad.lab.tasks.base.Task.")
     return found
