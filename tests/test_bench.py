@@ -34,6 +34,16 @@ def test_a_run_on_the_cpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(bench.table(rows).splitlines()) == len(rows) + 2
 
 
+def test_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(bench.SETS, "tiny", ([(10,), (3, 4)], torch.float32, True))
+    assert bench.main(["--device", "cpu", "--sets", "tiny", "--json", str(tmp_path / "step.json")]) == 0
+    assert "| tiny | AvaGrad fused |" in capsys.readouterr().out
+    assert len(json.loads((tmp_path / "step.json").read_text())["rows"]) > 5
+    with pytest.raises(SystemExit):
+        bench.main(["--sets", "resnet"])
+    assert "invalid choice: 'resnet'" in capsys.readouterr().err
+
+
 def test_the_benchmark_of_backward_runs(tmp_path: Path) -> None:
     script = Path(__file__).parent.parent / "benchmarks" / "backward.py"
     sizes = [

@@ -33,13 +33,13 @@ QUICK = {
 }
 # Spoken of without the arguments that they, or their last option, need.
 MENTIONED = {
-    "avagrad bench step --json",
     "avagrad queue",
     "avagrad study import",
     "avagrad sweep",
     "avagrad synthetic --out",
     "avagrad train",
     "avagrad tune",
+    "python -m avagrad.bench --json",
     "python -m avagrad.lab.ensemble",
     "python -m avagrad.lab.train",
 }
@@ -138,12 +138,14 @@ def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch:
 
 def _ends_with(words: list[str]) -> int:
     """Run a command of ours in this process, where torch is imported already; return its exit code."""
+    from avagrad.bench import main as bench_main
     from avagrad.cli import main
     from avagrad.lab.command import main as train_main
     from avagrad.lab.ensemble.__main__ import main as ensemble_main
     from avagrad.lab.queue import main as queue_main
 
-    mains = {"avagrad.lab.train": train_main, "avagrad.lab.ensemble": ensemble_main, "avagrad.lab.queue": queue_main}
+    mains = {"avagrad.bench": bench_main, "avagrad.lab.train": train_main}
+    mains |= {"avagrad.lab.ensemble": ensemble_main, "avagrad.lab.queue": queue_main}
     try:
         if words[0] != "avagrad":
             return mains[words[2]](words[3:])

@@ -113,7 +113,7 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
 BELOW = {
     "integrations": {"create", "optim"},
     "optax": {"optim"},
-    "cli": {"progress", "report", "lab", "tune", "theory", "bench", "stopping", "names"},
+    "cli": {"progress", "report", "lab", "tune", "theory", "stopping", "names"},
     "progress": set(),
     "report": {"lab", "tune", "theory", "bench", "files"},
     "lab": {"create", "theory", "tune", "optim", "files", "stopping", "worker_process", "names"},

@@ -1,15 +1,16 @@
 """The cost of a step: time, host time, launches and memory, compared with torch's optimizers, for real models.
 
-It needs only torch. ``benchmarks/step.py`` calls it.
+It needs only torch. Run: ``python -m avagrad.bench --json step.json``
 """
 
+import argparse
 import importlib.util
 import inspect
 import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,19 @@ from torch import Tensor
 
 import avagrad
 
-__all__ = ["SETS", "Row", "cell", "copy_bandwidth", "describe", "fitting", "markdown", "measure", "run", "table"]
+__all__ = [
+    "SETS",
+    "Row",
+    "cell",
+    "copy_bandwidth",
+    "describe",
+    "fitting",
+    "main",
+    "markdown",
+    "measure",
+    "run",
+    "table",
+]
 
 Shapes = list[tuple[int, ...]]
 
@@ -281,3 +294,33 @@ def save(rows: list[Row], device: torch.device, path: Path) -> None:
     """Write the rows, the device and the versions as JSON."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps({"about": describe(device), "rows": [asdict(row) for row in rows]}, indent=1) + "\n")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Measure, print one table, and write JSON.
+
+    >>> main(["--device", "cpu", "--sets", "resnet50", "--dry-run"])
+    on cpu: resnet50
+    0
+    """
+    parser = argparse.ArgumentParser("python -m avagrad.bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    parser.add_argument("--sets", nargs="+", choices=list(SETS), help="default: all that fit the device")
+    parser.add_argument("--json", type=Path, help="where to write the numbers")
+    parser.add_argument("--dry-run", action="store_true", help="print what would run, and run nothing")
+    given = parser.parse_args(arguments)
+    device = torch.device(given.device)
+    names = given.sets or fitting(device)
+    if given.dry_run:
+        print(f"on {device}: {', '.join(names)}")
+        return 0
+    rows = run(device, names)
+    print(", ".join(f"{key} {value}" for key, value in describe(device).items()))
+    print(table(rows))
+    if given.json:
+        save(rows, device, given.json)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -80,7 +80,6 @@ def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         (("train", "chars", "--optimizer", "adabound", "--preset", "paper"), "no source has one for adabound"),
         (("synthetic", "--methods", "adma"), "did you mean 'adam'?"),
         (("synthetic", "--w1", "2"), "w1 is 2.0, but must be a number from 0 to 1"),
-        (("bench", "step", "--sets", "resnet"), "did you mean 'resnet50'?"),
     ],
 )
 def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
@@ -154,7 +153,7 @@ def test_resume_names_what_is_no_run(tmp_path: Path) -> None:
 
 
 def test_help_reads_well() -> None:
-    for arguments in ((), ("train",), ("synthetic",), ("list",), ("bench", "step")):
+    for arguments in ((), ("train",), ("synthetic",), ("list",)):
         result = CliRunner().invoke(app, [*arguments, "--help"])
         assert result.exit_code == 0
         assert "Usage" in result.output
@@ -174,13 +173,6 @@ def test_synthetic_shows_figure_1_and_writes_its_curves(tmp_path: Path) -> None:
     assert all(row["step"] == 300 for row in last)
     again = CliRunner().invoke(app, [*small, "--out", str(tmp_path / "x")])
     assert "already contains" in str(again.exception)
-
-
-@pytest.mark.slow
-def test_bench_step_prints_a_table() -> None:
-    result = CliRunner().invoke(app, ["bench", "step", "--device", "cpu", "--sets", "1000x1024"])
-    assert result.exit_code == 0, result.output
-    assert "| 1000x1024 | AvaGrad fused |" in result.output
 
 
 def test_without_typer_the_command_says_what_to_install() -> None:

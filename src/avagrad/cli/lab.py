@@ -1,16 +1,14 @@
-"""The commands of the lab: train, resume, queue, synthetic, list; and bench."""
+"""The commands of the lab: train, resume, queue, synthetic, list."""
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Annotated, Any
 
-import torch
 import typer
 from rich.console import Console
 from rich.table import Table
 
-from avagrad import bench
 from avagrad.cli.options import DryRun, with_options
 from avagrad.lab.command import run, summary
 from avagrad.lab.config import Config
@@ -30,8 +28,6 @@ from avagrad.progress import Bar
 __all__ = ["app"]
 
 app = typer.Typer()
-bench_app = typer.Typer(help="Measure the cost of a step.", no_args_is_help=True)
-app.add_typer(bench_app, name="bench")
 Task = Annotated[str, typer.Argument(help=f"one of {', '.join(TASKS)}, or module:Class")]
 
 
@@ -122,7 +118,9 @@ def synthetic(
     is about 1; AMSGrad and Delayed Adam go to w* = 0.4995. The bound is Theorem 2's, for the recorded run; above the
     largest possible value it is vacuous.
     """
-    names = _names("methods: a method", methods, toy.METHODS)
+    names = [name.strip() for name in methods.split(",") if name.strip()]
+    for name in names:
+        look_up("methods: a method", name, toy.METHODS)
     runs = [toy.Settings(w1=start, **given) for start in dict.fromkeys(w1 or (0.5, 0.0))]
     if dry_run:
         for settings in runs:
@@ -133,14 +131,6 @@ def synthetic(
     else:
         run_into(out, runs, names, run=_run_and_show)
         typer.echo(f"in {out}")
-
-
-def _names(what: str, text: str, known: Mapping[str, object]) -> list[str]:
-    """Return the names in a comma-separated text, or raise an error about an unknown one."""
-    names = [name.strip() for name in text.split(",") if name.strip()]
-    for name in names:
-        look_up(what, name, known)
-    return names
 
 
 def _run_and_show(settings: toy.Settings, names: Sequence[str]) -> dict[str, toy.Curve]:
@@ -212,23 +202,3 @@ def _show_table(title: str, columns: Iterable[str], rows: Iterable[Sequence[str]
     for row in rows:
         table.add_row(*row)
     Console().print(table)
-
-
-@bench_app.command("step")
-def bench_step(
-    device: Annotated[str | None, typer.Option(help="default: cuda if available, else cpu")] = None,
-    sets: Annotated[str | None, typer.Option(help=f"some of {','.join(bench.SETS)}")] = None,
-    json: Annotated[Path | None, typer.Option(help="where to write the numbers")] = None,
-    dry_run: DryRun = False,
-) -> None:
-    """Compare a step's time and memory with torch's optimizers, on the parameters of real models."""
-    on = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
-    names = _names("sets: a set", sets, bench.SETS) if sets else bench.fitting(on)
-    if dry_run:
-        typer.echo(f"on {on}: {', '.join(names)}")
-        return
-    rows = bench.run(on, names)
-    typer.echo(", ".join(f"{key} {value}" for key, value in bench.describe(on).items()))
-    typer.echo(bench.table(rows))
-    if json is not None:
-        bench.save(rows, on, json)

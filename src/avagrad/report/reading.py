@@ -156,7 +156,7 @@ class Synthetic:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """What ``avagrad bench step --json`` wrote."""
+    """What ``python -m avagrad.bench --json`` wrote."""
 
     place: str
     about: Mapping[str, Any]
