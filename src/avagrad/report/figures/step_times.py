@@ -54,6 +54,8 @@ class Bars:
 def numbers(collection: Collection) -> list[Bars]:
     """Return what a step costs, for each set of parameters, in the order in which they were measured.
 
+    Times without one of torch's fused AdamW to compare with are left out.
+
     >>> from avagrad.report.reading import StepTimes
     >>> rows = ({"parameters": "a", "optimizer": "torch AdamW fused", "milliseconds": 2.0},
     ...         {"parameters": "a", "optimizer": "AvaGrad fused", "milliseconds": 1.0})
@@ -64,8 +66,10 @@ def numbers(collection: Collection) -> list[Bars]:
     found = []
     for times in collection.step_times:
         by_parameters = grouped(times.rows, lambda row: str(row.get("parameters") or "unknown parameters"))
-        groups = {str(title): bars for title, rows in by_parameters.items() if (bars := _bars(rows))}
-        found.append(Bars(str(times.about.get("device") or "unknown device"), groups, times.about))
+        bars = {str(title): _bars(rows) for title, rows in by_parameters.items()}
+        groups = {title: each for title, each in bars.items() if any(bar.ratio is not None for bar in each)}
+        if groups:
+            found.append(Bars(str(times.about.get("device") or "unknown device"), groups, times.about))
     return found
 
 
