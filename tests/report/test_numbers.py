@@ -339,8 +339,7 @@ def test_step_bars() -> None:
     assert first[1].label == "0.5 ms, 0.25 x"
     assert second[0].ratio == 7.0
     assert found.span == (0.25, 7.0)
-    assert bars_of().span == (1.0, 1.0)
-    assert bars_of().groups == {}
+    assert step_times.numbers(Collection("a", step_times=(StepTimes("a", {}, (row("AvaGrad fused", 0.5),)),))) == []
 
 
 def test_titles_that_are_the_same_are_distinct_names() -> None:

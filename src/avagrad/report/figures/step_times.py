@@ -11,7 +11,6 @@ from avagrad.report.values import LARGEST, grouped, number
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers"]
 
 NAME, CHAPTER, NOTE = "step-times", "What a step costs", ""
-_REFERENCE = "torch AdamW fused"
 
 
 @dataclass(frozen=True)
@@ -52,9 +51,7 @@ class Bars:
 
 
 def numbers(collection: Collection) -> list[Bars]:
-    """Return what a step costs, for each set of parameters, in the order in which they were measured.
-
-    Times without one of torch's fused AdamW to compare with are left out.
+    """Return what a step costs for each set of parameters on which torch's fused AdamW was measured, in their order.
 
     >>> from avagrad.report.reading import StepTimes
     >>> rows = ({"parameters": "a", "optimizer": "torch AdamW fused", "milliseconds": 2.0},
@@ -66,16 +63,15 @@ def numbers(collection: Collection) -> list[Bars]:
     found = []
     for times in collection.step_times:
         by_parameters = grouped(times.rows, lambda row: str(row.get("parameters") or "unknown parameters"))
-        bars = {str(title): _bars(rows) for title, rows in by_parameters.items()}
-        groups = {title: each for title, each in bars.items() if any(bar.ratio is not None for bar in each)}
-        if groups:
+        bars = ((str(title), _bars(rows)) for title, rows in by_parameters.items())
+        if groups := {title: each for title, each in bars if any(bar.ratio for bar in each)}:
             found.append(Bars(str(times.about.get("device") or "unknown device"), groups, times.about))
     return found
 
 
 def _bars(rows: Sequence[Mapping[str, Any]]) -> tuple[Bar, ...]:
     measured = [(str(row.get("optimizer") or "unknown"), _above_0(row.get("milliseconds")), row) for row in rows]
-    reference = next((time for name, time, _ in measured if name == _REFERENCE), None)
+    reference = next((time for name, time, _ in measured if name == "torch AdamW fused"), None)
     return tuple(
         Bar(name, time, time / reference if reference else _above_0(row.get("of_fused_adamw")))
         for name, time, row in measured
