@@ -72,6 +72,16 @@ class Config:
             return self.lr * (self.end_factor + (1 - self.end_factor) * height)
         return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
 
+    def at(self, lr: float | None, eps: float | None, seed: int) -> "Config":
+        """Return the Config of a point of a search; None leaves lr or eps unchanged.
+
+        >>> configure("digits", "sgd").at(0.5, None, 3).lr
+        0.5
+        """
+        point: dict[str, Any] = {name: x for name, x in (("lr", lr), ("eps", eps)) if x is not None}
+        sources = {**self.sources, **dict.fromkeys(point, "given")}
+        return dataclasses.replace(self, **point, seed=seed, sources=sources)
+
     @property
     def lr_changes_within_epochs(self) -> bool:
         """Whether the learning rate is set before each step instead of each epoch."""

@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.environment import about, computing_with
 from avagrad.lab.folder import RunFolder
+from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.stopping import Stopped, StopRequest, catch_signals
 
@@ -91,6 +93,7 @@ def open_run(
     ...         opened.result is None, sorted(path.name for path in Path(place).iterdir())
     (True, ['config.json'])
     """
+    require(save_every >= 0, "save_every", save_every, "a number of seconds of at least 0")
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
     may_differ = _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
     identity = identity or config.as_json()
@@ -143,7 +146,12 @@ class Run(ABC):
         """The seconds that the run has taken so far, including earlier processes."""
         return self._seconds_before + time.monotonic() - self._began
 
-    # --- checkpoints ---
+    # --- the folder ---
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write a line of the metrics."""
+        self.folder.append(row)
+        self.callback.on_record(row)
 
     def load(self) -> dict[str, Any] | None:
         """Resume from the checkpoint, if there is one, and return it."""
@@ -172,7 +180,7 @@ class Run(ABC):
             raise Stopped(f"stopped and saved; to resume: avagrad resume {path}", number=number, folder=path)
 
 
-def check_save_every(seconds: float) -> None:
-    """Reject an invalid number of seconds."""
-    if not seconds >= 0:
-        raise ValueError(f"save_every is {seconds!r}, but must be a number of seconds of at least 0.")
+def new_task(config: Config, download: bool) -> Task:
+    """Make the task of a run."""
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    return task_class(config.task)(**options, download=download)

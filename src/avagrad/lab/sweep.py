@@ -1,7 +1,7 @@
 """Searches over lr and eps on the lab's tasks: the objective is a training run."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -39,25 +39,19 @@ class TaskObjective:
     A point that is run again resumes from its last checkpoint. The weights of a finished run are not kept.
 
     >>> from avagrad.lab.config import configure
-    >>> TaskObjective(configure("digits", "sgd")).at(0.5, None, 3).lr
-    0.5
+    >>> TaskObjective(configure("digits", "sgd"), "runs/x").config.task
+    'digits'
     """
 
     config: Config  # of all points, except for lr, eps and seed
     folder: str = "runs"
-
-    def at(self, lr: float | None, eps: float | None, seed: int) -> Config:
-        """Return the Config of a point; values that are not on an axis are unchanged."""
-        point = {name: value for name, value in (("lr", lr), ("eps", eps)) if value is not None}
-        sources = {**self.config.sources, **dict.fromkeys(point, "given")}
-        return replace(self.config, **point, seed=seed, sources=sources)  # type: ignore[arg-type]
 
     def __call__(self, trial: Any) -> float:
         """Evaluate a point."""
         from avagrad.tune import Diverged
 
         out = Path(self.folder, trial.key.replace(" ", "_"))
-        result = train(self.at(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
+        result = train(self.config.at(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
         (out / CHECKPOINT).unlink(missing_ok=True)
         if result["status"] == "diverged":
             raise Diverged(result["diverged_at"])
