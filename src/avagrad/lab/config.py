@@ -117,20 +117,9 @@ class Config:
         return cls(**values)
 
 
+_SCHEDULE = {"schedule": "milestones", "warmup": 0, "end_factor": 0.0}
 # The names of values that come from a preset or from the caller.
-SETTINGS = (
-    "lr",
-    "eps",
-    "weight_decay",
-    "epochs",
-    "milestones",
-    "factor",
-    "clip",
-    "threads",
-    "schedule",
-    "warmup",
-    "end_factor",
-)
+SETTINGS = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads", *_SCHEDULE)
 _SCHEDULES = ("milestones", "cosine")
 
 
@@ -175,7 +164,7 @@ def configure(
     if no_clipping:
         chosen["clip"] = Sourced(None, "given")
     found = record.found(task, preset)
-    defaults = {"threads": torch.get_num_threads(), "schedule": "milestones", "warmup": 0, "end_factor": 0.0}
+    defaults = {"threads": torch.get_num_threads()} | _SCHEDULE
     values = {name: Sourced(value, "default") for name, value in defaults.items()}
     values |= {**protocol, **found, **chosen}
 
