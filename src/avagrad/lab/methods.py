@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
 from avagrad.create import OPTIMIZERS
-from avagrad.lab.checks import is_number, is_whole
+from avagrad.lab.checks import is_number, is_whole, require
 from avagrad.lab.rms_adam import RmsAdam
 from avagrad.names import look_up
 
@@ -92,8 +92,7 @@ class Method:
         is_float = type(default) is int and "float" in str(parameter.annotation)  # torch's momentum: float = 0
         kind = float if is_float else type(default)
         allowed, fits = kinds.get(kind, ("", True))
-        if not fits:
-            raise ValueError(f"{self.name}: {name} is {value!r}, but must be {allowed}.")
+        require(fits, f"{self.name}: {name}", value, allowed)
 
     def build(self, params: ParamsT, options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; the error about an unknown option names the nearest known one.

@@ -113,7 +113,7 @@ class Run(ABC):
     """A run in progress. Everything that changes during the run is in :meth:`state_dict`.
 
     >>> sorted(Run.__abstractmethods__)
-    ['load_state_dict', 'run', 'state_dict']
+    ['load_state_dict', 'state_dict']
     """
 
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
@@ -121,10 +121,6 @@ class Run(ABC):
         self.callback = callback or Callback()
         self._stop, self._save_every, self._deadline = opened.stop, opened.save_every, opened.deadline
         self.set_clock(0.0)
-
-    @abstractmethod
-    def run(self) -> Any:
-        """Run to the end, from the current step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:

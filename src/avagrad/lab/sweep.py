@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
@@ -115,8 +116,7 @@ def sweep(
     task, optimizer = config.task, config.optimizer
     place = Path(folder) if folder is not None else Path("runs", f"sweep-{task.replace(':', '-')}-{optimizer}")
     objective = TaskObjective(config, str((place / "runs").resolve()))
-    if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}, but must be one of {', '.join(ENGINES)}.")
+    require(engine in ENGINES, "engine", engine, f"one of {', '.join(ENGINES)}")
     if eps is not None and not method(optimizer).has_eps:
         raise ValueError(f"eps has {len(eps)} values, but {optimizer} has no eps.")
     if config.task_options.get("full"):

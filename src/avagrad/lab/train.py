@@ -126,11 +126,10 @@ class Training(Run):
             if index == 0:
                 self.carry = self.task.start(self.model)
             self.take_step.start(self.carry)
-            self._set_lr(self.config.lr_at(epoch))
             order = self.task.order(epoch)
             self.model.train()
             for i in range(index, per_epoch):
-                if self.config.lr_changes_within_epochs:
+                if i == index or self.config.lr_changes_within_epochs:
                     self._set_lr(self.config.lr_at(epoch, i, per_epoch))
                 self.take_step(self.task.batch(order, i))
                 self.step += 1

@@ -111,18 +111,19 @@ class Task(ABC):
             default = look_up(f"{cls.name}: an option", name, known)
             kind = type(default)
             fits = isinstance(value, (int, float) if kind is float else kind)
-            if not fits or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(
-                    f"{cls.name}: {name} is {value!r}, but must be {_KINDS[kind]}, as its default {default!r} is."
-                )
-        if options.get("batch_size", 1) < 1:
-            raise ValueError(f"{cls.name}: batch_size is {options['batch_size']}, but must be at least 1.")
+            fits = fits and (kind is bool or not isinstance(value, bool))
+            require(fits, f"{cls.name}: {name}", value, f"{_KINDS[kind]}, as its default {default!r} is")
+        size = options.get("batch_size", 1)
+        require(size >= 1, f"{cls.name}: batch_size", size, "at least 1")
+
+    def require(self, name: str, fits: bool, allowed: str) -> None:
+        """Reject the value of an option that is not allowed."""
+        require(fits, f"{self.name}: {name}", getattr(self, name), allowed)
 
     def require_at_least(self, least: int, *names: str) -> None:
         """Reject options below a minimum."""
         for name in names:
-            value = getattr(self, name)
-            require(value >= least, f"{self.name}: {name}", value, f"at least {least}")
+            self.require(name, getattr(self, name) >= least, f"at least {least}")
 
     @property
     def on_cuda(self) -> bool:

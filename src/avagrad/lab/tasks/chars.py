@@ -54,8 +54,7 @@ class Chars(Task):
     def __post_init__(self) -> None:
         self.require_at_least(1, "bptt", "embedding", "hidden", "layers")
         for name in ("weight_drop", "dropout_outside", "dropout_between", "dropout_embedding"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 0 and below 1.")
+            self.require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         texts = self._texts()
         self.alphabet, self.remarks = texts.alphabet, texts.remarks
         idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]

@@ -111,9 +111,8 @@ class Cifar(Classification):
     classes: int = 10
 
     def __post_init__(self) -> None:
-        if self.classes not in (10, 100):
-            raise ValueError(f"cifar: classes is {self.classes}, but must be 10 or 100.")
-        self.size = None if self.model == "small" else _size(self.model)
+        self.require("classes", self.classes in (10, 100), "10 or 100")
+        self.size = None if self.model == "small" else self._size()
         self.whole_epochs = self.on_cuda
         if self.data is None:
             raise ValueError(f"cifar: data is not given, but must be: the task has no default data. {WANTED}")
@@ -123,6 +122,15 @@ class Cifar(Classification):
         self.remarks = images.remarks
         self._take(images)
         self.check_batch_size()
+
+    def _size(self) -> tuple[int, int]:
+        """Return depth and width of a Wide ResNet from its name."""
+        found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", self.model, re.ASCII)
+        depth, width = (int(number) for number in found.groups()) if found else (0, 0)
+        deep = "wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a width W of at least 1"
+        allowed = f"{deep}, such as wrn-28-4 and wrn-28-10; or small, three convolutions"
+        self.require("model", depth >= 10 and depth % 6 == 4, allowed)
+        return depth, width
 
     def _take(self, images: Images) -> None:
         """Split the images, move them to the device, and compute the mean and the standard deviation."""
@@ -195,18 +203,6 @@ class Cifar(Classification):
             loss = F.cross_entropy(scores, right, reduction="sum")
             sums = sums + torch.stack([loss, (scores.argmax(1) != right).sum()])
         return sums[0] / len(labels), 100 * sums[1] / len(labels)
-
-
-def _size(model: str) -> tuple[int, int]:
-    """Return depth and width of a Wide ResNet from its name."""
-    found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", model, re.ASCII)
-    depth, width = (int(number) for number in found.groups()) if found else (0, 0)
-    if depth < 10 or depth % 6 != 4:
-        raise ValueError(
-            f"cifar: model is {model!r}, but must be wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a "
-            "width W of at least 1, such as wrn-28-4 and wrn-28-10; or small, three convolutions."
-        )
-    return depth, width
 
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -37,8 +37,7 @@ class Digits(Classification):
         if self.data is not None or self.download:
             given = "download" if self.data is None else f"data is {self.data!r}, which"
             raise ValueError(f"digits: {given} is not allowed: the images come with scikit-learn.")
-        if self.batch_size < 2:
-            raise ValueError(f"digits: batch_size is {self.batch_size}, but must be at least 2, for BatchNorm.")
+        self.require("batch_size", self.batch_size >= 2, "at least 2, for BatchNorm")
         self.make_model = look_up("digits: model", self.model, _MODELS)
         self.parts = self._load()
         self.check_batch_size()

@@ -58,10 +58,8 @@ class Gpt(Task):
     def __post_init__(self) -> None:
         self.require_at_least(1, "context", "layers", "heads", "width", "eval_tokens")
         self.require_at_least(0, "steps", "vocabulary")
-        if self.width % self.heads:
-            raise ValueError(f"gpt: width is {self.width}, but must be a multiple of heads, which is {self.heads}.")
-        if self.download:
-            raise ValueError("gpt: download is True, but must be False: pass a text file, or a folder of tokens.")
+        self.require("width", self.width % self.heads == 0, f"a multiple of heads, which is {self.heads}")
+        self.require("download", not self.download, "False: pass a text file, or a folder of tokens")
         parts = self._read()
         if self.full:
             parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
@@ -91,15 +89,11 @@ class Gpt(Task):
             parts: dict[str, Any] = dict(read_tokens(self.data))
             self.remarks = ("the second half of val.bin is the test part.",)
             largest = max(_largest(tokens) for tokens in parts.values())
-            if self.vocabulary and largest >= self.vocabulary:
-                raise ValueError(
-                    f"gpt: vocabulary is {self.vocabulary}, but must be at least {largest + 1}, or 0: "
-                    f"there is the token {largest} in {self.data!r}."
-                )
+            allowed = f"at least {largest + 1}, or 0: there is the token {largest} in {self.data!r}"
+            self.require("vocabulary", not 0 < self.vocabulary <= largest, allowed)
             self.size = self.vocabulary or largest + 1
             return parts
-        if self.vocabulary:
-            raise ValueError(f"gpt: vocabulary is {self.vocabulary}, but must be 0 for a text.")
+        self.require("vocabulary", self.vocabulary == 0, "0 for a text")
         texts = python_documentation() if self.data is None else read_texts(self.data, self.encoding)
         self.size, self.remarks = len(texts.alphabet), texts.remarks
         return dict(texts.parts)

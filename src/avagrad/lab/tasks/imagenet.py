@@ -76,8 +76,7 @@ class ImageNet(Classification):
         self.make_model = look_up("imagenet: model", self.model, _MODELS)
         self.require_at_least(1, "batch_size", "size")
         self.require_at_least(-1, "workers")
-        if self.full:
-            raise ValueError("imagenet: full is True, but must be False: there is no separate validation part.")
+        self.require("full", not self.full, "False: there is no separate validation part")
         if self.data is None:
             raise ValueError(f"imagenet: data is not given, but must be: the task has no default data. {WANTED}")
         try:
