@@ -145,7 +145,10 @@ class StackedOptimizer:
         weight_decay = columns.get("weight_decay", self.hyper["weight_decay"])
         decays = [weight_decay if decays else 0.0 for decays in self.decays]
         moved = [move(*block) for block in zip(w, g, state, decays, strict=True)]
-        return [new for new, _ in moved], [kept for _, kept in moved]
+        new = [x for x, _ in moved]
+        if self.kind is RmsAdam:
+            new = _moved_by_rms(w, new, columns["lr"])
+        return new, [kept for _, kept in moved]
 
     def _mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any]) -> Any:
         """Return the function that moves one block: parameters, gradients, state, weight decay."""
@@ -218,23 +221,19 @@ class StackedOptimizer:
         return scale(total, d, norm=norm).to(self.dtype)
 
 
-def _rms_adam_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    weight_decay: Scalar,
-    maximize: bool,
-    **rest: Any,
+def _rms_adam_direction(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Scalar, *, weight_decay: Scalar, maximize: bool, **rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of RmsAdam; each row has all parameters of a member."""
+    del rest["lr"]  # it multiplies the directions of all blocks
     u, m, v, _ = adam_direction(with_l2(w, g, weight_decay, maximize), m, v, None, t, **rest)
-    total = u.square().sum(1, keepdim=True, dtype=torch.float64)
-    scale = torch.where(total > 0, (u.shape[1] / total).sqrt(), 1.0)
-    return w - lr * (scale * u).to(w.dtype), m, v
+    return u, m, v
+
+
+def _moved_by_rms(w: Blocks, directions: Blocks, lr: Tensor) -> Blocks:
+    """Move the members along RmsAdam's directions, divided by their root mean square over all blocks."""
+    total = torch.stack([u.square().sum(1, keepdim=True, dtype=torch.float64) for u in directions]).sum(0)
+    scale = torch.where(total > 0, (sum(u.shape[1] for u in directions) / total).sqrt(), 1.0)
+    return [x - lr * (scale * u).to(x.dtype) for x, u in zip(w, directions, strict=True)]
 
 
 # The rules of the classes that have one, and the settings that are its arguments.
@@ -244,7 +243,7 @@ _RULES: dict[type, tuple[Any, tuple[str, ...]]] = {
     torch.optim.AdamW: (adam_step, ("eps", "decoupled_weight_decay")),
     AdaBound: (adabound_step, ("eps", "base_lr", "final_lr", "gamma")),
     ADOPT: (adopt_step, ("eps", "decoupled_weight_decay")),
-    RmsAdam: (_rms_adam_step, ("eps",)),
+    RmsAdam: (_rms_adam_direction, ("eps",)),  # the length of its step follows from all blocks
 }
 _ARGUMENTS = {"decoupled_weight_decay": "decoupled"}
 
