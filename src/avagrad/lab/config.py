@@ -163,7 +163,7 @@ def configure(
     chosen = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
         chosen["clip"] = Sourced(None, "given")
-    found = record.found(task, preset)
+    found = record.settings.get((task, preset), {})
     defaults = {"threads": torch.get_num_threads()} | _SCHEDULE
     values = {name: Sourced(value, "default") for name, value in defaults.items()}
     values |= {**protocol, **found, **chosen}

@@ -42,8 +42,8 @@ class Method:
 
     ``settings`` is keyed by task and preset; ``paper_errors`` are the numbers of the paper's Table 1, by its columns.
 
-    >>> METHODS["avagrad"].title, METHODS["sgd"].has_eps
-    ('AvaGrad', False)
+    >>> METHODS["avagrad"].title, METHODS["avagrad"].settings["chars", "paper"]["lr"]
+    ('AvaGrad', Sourced(value=200.0, source='paper'))
     """
 
     name: str
@@ -62,16 +62,6 @@ class Method:
         True
         """
         return "eps" in inspect.signature(self.make).parameters
-
-    def found(self, task: str, preset: str) -> Settings:
-        """Return a preset's settings for this method on a task; empty if no source has any.
-
-        >>> METHODS["avagrad"].found("chars", "paper")["lr"]
-        Sourced(value=200.0, source='paper')
-        >>> METHODS["adabound"].found("chars", "paper")
-        {}
-        """
-        return self.settings.get((task, preset), {})
 
     def _check_kind(self, name: str, value: Any) -> None:
         """Reject a value of another type than the class's own default: torch would read the string "False" as true."""

@@ -74,16 +74,10 @@ def open_run(
     save_every: float = 30.0,
     deadline: float | None = None,
 ) -> Iterator[OpenRun]:
-    """Open the run that a Config describes, to begin or to resume it.
+    """Open the run that a Config describes, to begin or to resume it; the arguments are those of ``train``.
 
-    Args:
-        config: the configuration of the run.
-        task: the task; its data are compared with those that the run was begun on.
-        out: the folder.
-        identity: identifies the run, as JSON; by default the Config.
-        resume: ``out`` may contain this same run.
-        save_every: seconds between checkpoints.
-        deadline: the value of ``time.monotonic()`` at which the run saves and stops, as after a signal.
+    The data of ``task`` are compared with those that the run was begun on. ``identity`` identifies the run, as JSON; by
+    default it is the Config.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure

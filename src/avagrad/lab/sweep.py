@@ -130,14 +130,8 @@ def sweep(
 
             points = sorted(points, key=lambda point: point.key)  # the same points use the same folder, to resume in
             name = hashlib.sha256("\n".join(point.key for point in points).encode()).hexdigest()[:12]
-            return train_ensemble(
-                config,
-                points,
-                place / "ensembles" / name,
-                resume=True,
-                callback=callback,
-                members_at_once=members_at_once,
-            )
+            options: dict[str, Any] = {"callback": callback, "members_at_once": members_at_once}
+            return train_ensemble(config, points, place / "ensembles" / name, resume=True, **options)
 
         search["together"] = together
     return tune(

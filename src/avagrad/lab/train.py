@@ -90,7 +90,9 @@ class Training(Run):
         arguments = optimizer_arguments(config)
         if config.graph:  # a graph reads the learning rate from the device
             self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
-        self.optimizer = method(config.optimizer).build(self._params(), arguments, on_cuda=task.on_cuda)
+        decay, model = config.weight_decay, self.model
+        params = no_decay_groups(model, weight_decay=decay) if task.no_decay else model.parameters()
+        self.optimizer = method(config.optimizer).build(params, arguments, on_cuda=task.on_cuda)
         self.carry = task.start(self.model)
         self.losses = Losses(self.device)
         self.step = 0  # steps taken
@@ -100,20 +102,12 @@ class Training(Run):
         state = self.load()
         self._note_changes(opened.first_facts if state is None else state["about"])
         self.total = config.epochs * task.steps_per_epoch
-        self.take_step = self._stepper()
-        self.set_clock(0.0 if state is None else state["seconds"])
-
-    def _params(self) -> Any:
-        if self.task.no_decay:
-            return no_decay_groups(self.model, weight_decay=self.config.weight_decay)
-        return self.model.parameters()
-
-    def _stepper(self) -> Step:
-        if self.config.compile:
+        if config.compile:
             self.model.compile()
-        kind = GraphStep if self.config.graph else Step
-        options: dict[str, Any] = {"clip": self.config.clip, "precision": self.config.precision}
-        return kind(self.task, self.model, self.optimizer, self.noise, self.losses, **options)
+        kind = GraphStep if config.graph else Step
+        options: dict[str, Any] = {"clip": config.clip, "precision": config.precision}
+        self.take_step = kind(task, self.model, self.optimizer, self.noise, self.losses, **options)
+        self.set_clock(0.0 if state is None else state["seconds"])
 
     # --- the loop ---
 

@@ -222,10 +222,8 @@ def run(
     if not names:
         raise ValueError("synthetic: methods is empty, but must name at least one method.")
 
-    state = torch.zeros(len(fields), settings.replicas, dtype=torch.float64, device="cpu")
-    for row, (_, kept) in zip(state, fields, strict=True):
-        if kept == "w":
-            row.fill_(settings.w1)
+    first = [[settings.w1 if kept == "w" else 0.0] for _, kept in fields]
+    state = torch.tensor(first, dtype=torch.float64, device="cpu").repeat(1, settings.replicas)
     hyper = _hyper(settings)
 
     report("compile", 0, settings.steps)
