@@ -151,9 +151,7 @@ def _pieces(path: Path, encoding: str) -> Iterator[str]:
         raise ValueError(f"chars: encoding is {encoding!r}, which is not a text encoding of Python.") from error
     with path.open("rb") as file:
         has_mark = codec.name == "utf-8" and file.read(3) == codecs.BOM_UTF8
-    done = len(codecs.BOM_UTF8) if has_mark else 0
-    with path.open("rb") as file:
-        file.seek(done)
+        done = file.seek(len(codecs.BOM_UTF8) if has_mark else 0)
         while True:
             raw = file.read(_PIECE)
             pending = len(decoder.getstate()[0])
