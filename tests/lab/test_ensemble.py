@@ -9,7 +9,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -45,17 +45,17 @@ GRID: Points = ((0.01, 0.01), (0.3, 0.1), (0.001, 1e-6), (1e300, 1e-3))
 class Digits64(Digits):
     """The digits, in double precision: what differs in the last digits does not grow to something that is seen."""
 
-    dtype: torch.dtype = field(default=torch.float64, metadata={"of": "run"})
+    dtype: torch.dtype = torch.float64
 
 
 @dataclass(kw_only=True)
 class Chars64(Chars):
-    dtype: torch.dtype = field(default=torch.float64, metadata={"of": "run"})
+    dtype: torch.dtype = torch.float64
 
 
 @dataclass(kw_only=True)
 class Cifar64(Cifar):
-    dtype: torch.dtype = field(default=torch.float64, metadata={"of": "run"})
+    dtype: torch.dtype = torch.float64
 
 
 @pytest.fixture

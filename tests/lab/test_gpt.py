@@ -1,7 +1,7 @@
 """The transformer: it computes what it should, its batches are a function of seed and step, bad data are refused."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -292,7 +292,7 @@ def test_options_that_make_no_sense(options: dict[str, Any], says: str) -> None:
 class Gpt64(Gpt):
     """In double precision: what differs in the last digits does not grow to something that is seen."""
 
-    dtype: torch.dtype = field(default=torch.float64, metadata={"of": "run"})
+    dtype: torch.dtype = torch.float64
 
 
 def tiny(optimizer: str, data: str, task: str = "gpt", **given: Any) -> Any:
@@ -345,6 +345,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: st
         ("avagrad", 1.0, 1e-3),
         ("sgd", 0.1, None),
         ("adashift", 0.01, 0.01),
+        ("rms-adam", 0.01, 1e-3),
     ],
 )
 def test_the_ensemble_is_the_runs(tmp_path: Path, text: str, optimizer: str, lr: float, eps: float | None) -> None:

@@ -650,11 +650,12 @@ def small(tmp_path: Path) -> str:
 def reference(task: Cifar, moves: Moves, i: int) -> torch.Tensor:
     """One image of an epoch, step by step: flip, pad with black, crop, normalise."""
     chosen, flipped, down, right = (int(row[i]) for row in moves)
-    picture = task.parts["train"][0][chosen].permute(2, 0, 1)
+    images: torch.Tensor = task.parts["train"][0]
+    picture = images[chosen].permute(2, 0, 1)
     if flipped:
         picture = picture.flip(2)
     picture = F.pad(picture, (4, 4, 4, 4), value=0)[:, down : down + 32, right : right + 32]
-    pixels = task.parts["train"][0].double()
+    pixels = images.double()
     mean, std = (x[:, None, None] for x in (pixels.mean((0, 1, 2)), pixels.std((0, 1, 2), correction=0)))
     return (picture.double() - mean) / std
 

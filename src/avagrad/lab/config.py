@@ -72,6 +72,16 @@ class Config:
             return self.lr * (self.end_factor + (1 - self.end_factor) * height)
         return self.lr * self.factor ** sum(epoch >= milestone for milestone in self.milestones)
 
+    def at(self, lr: float | None, eps: float | None, seed: int) -> "Config":
+        """Return the Config of a point of a search; None leaves lr or eps unchanged.
+
+        >>> configure("digits", "sgd").at(0.5, None, 3).lr
+        0.5
+        """
+        point: dict[str, Any] = {name: x for name, x in (("lr", lr), ("eps", eps)) if x is not None}
+        sources = {**self.sources, **dict.fromkeys(point, "given")}
+        return dataclasses.replace(self, **point, seed=seed, sources=sources)
+
     @property
     def lr_changes_within_epochs(self) -> bool:
         """Whether the learning rate is set before each step instead of each epoch."""
@@ -107,20 +117,9 @@ class Config:
         return cls(**values)
 
 
+_SCHEDULE = {"schedule": "milestones", "warmup": 0, "end_factor": 0.0}
 # The names of values that come from a preset or from the caller.
-SETTINGS = (
-    "lr",
-    "eps",
-    "weight_decay",
-    "epochs",
-    "milestones",
-    "factor",
-    "clip",
-    "threads",
-    "schedule",
-    "warmup",
-    "end_factor",
-)
+SETTINGS = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads", *_SCHEDULE)
 _SCHEDULES = ("milestones", "cosine")
 
 
@@ -164,8 +163,8 @@ def configure(
     chosen = {name: Sourced(plain_number(value), "given") for name, value in given.items() if value is not None}
     if no_clipping:
         chosen["clip"] = Sourced(None, "given")
-    found = record.found(task, preset)
-    defaults = {"threads": torch.get_num_threads(), "schedule": "milestones", "warmup": 0, "end_factor": 0.0}
+    found = record.settings.get((task, preset), {})
+    defaults = {"threads": torch.get_num_threads()} | _SCHEDULE
     values = {name: Sourced(value, "default") for name, value in defaults.items()}
     values |= {**protocol, **found, **chosen}
 

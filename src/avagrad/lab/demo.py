@@ -71,14 +71,9 @@ class Search(Job):
     def run(self, out: Path, on_progress: OnProgress) -> None:
         """Search, and write ``result.json``: a study itself does not record that it is finished."""
         from avagrad.lab.sweep import sweep
-        from avagrad.tune.result import Progress
 
-        lr, eps = axis(self.lr, "lr"), axis(self.eps, "eps")
-
-        def watch(progress: Progress) -> None:
-            on_progress(progress.done / progress.total)
-
-        found = sweep(self.config, lr=lr, eps=eps, folder=out, engine="ensemble", watcher=watch)
+        options: dict[str, Any] = {"lr": axis(self.lr, "lr"), "eps": axis(self.eps, "eps"), "engine": "ensemble"}
+        found = sweep(self.config, folder=out, watcher=lambda now: on_progress(now.done / now.total), **options)
         if found.failed:
             raise RuntimeError("; ".join(f"{key}: {why}" for key, why in found.failed.items()))
         RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "summary": found.summary()})
@@ -97,15 +92,10 @@ class Toy(Job):
 
     def run(self, out: Path, on_progress: OnProgress) -> None:
         """Run the settings one by one."""
-        done = 0
 
         def one(settings: toy.Settings, methods: Sequence[str]) -> dict[str, toy.Curve]:
-            nonlocal done
-            curves = toy.run(
-                settings, methods, lambda _, step, steps: on_progress((done + step / steps) / len(self.runs))
-            )
-            done += 1
-            return curves
+            done, total = self.runs.index(settings), len(self.runs)
+            return toy.run(settings, methods, lambda _, step, steps: on_progress((done + step / steps) / total))
 
         run_into(out, self.runs, self.methods, resume=True, run=one)
 

@@ -11,10 +11,12 @@ is resumed, lines of metrics.jsonl that are newer than the checkpoint are cut of
 
 import contextlib
 import errno
+import fcntl
 import json
 import math
 import os
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,6 +58,7 @@ def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
+@dataclass(frozen=True)
 class RunFolder:
     """The folder of one run, to which one process at a time may write.
 
@@ -66,9 +69,7 @@ class RunFolder:
     True
     """
 
-    def __init__(self, path: Path) -> None:
-        self.path = path
-        self._lock: int | None = None
+    path: Path
 
     @classmethod
     @contextlib.contextmanager
@@ -90,55 +91,27 @@ class RunFolder:
         folder of an earlier version does not have.
         """
         folder = cls(Path(path))
-        folder._make()
-        is_new = False
         try:
-            folder._acquire_lock()
+            folder.path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise type(error)(f"out is {str(path)!r}, which cannot be created ({error}).") from error
+        with _locked(folder.path):
             files = sorted(set(os.listdir(folder.path)) - _UNFINISHED)
-            if not files:
-                is_new = True
-                folder.write_json(CONFIG, {"config": config, "about": about})
-            elif not resume:
+            if files and not resume:
                 raise FileExistsError(
                     f"out is {str(path)!r}, which already contains {_some(files)}: choose another folder, "
                     "or resume the run in it (resume, --resume)."
                 )
-            else:
-                folder._check_same_run(config, files, may_differ, defaults or {})
-            yield folder
-        except BaseException:
-            if is_new and set(os.listdir(folder.path)) - _UNFINISHED == {CONFIG}:
-                (folder.path / CONFIG).unlink()  # nothing else was written: the folder is free again
-            raise
-        finally:
-            folder._release_lock()
-
-    def _make(self) -> None:
-        try:
-            self.path.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise type(error)(f"out is {str(self.path)!r}, which cannot be created ({error}).") from error
-
-    def _acquire_lock(self) -> None:
-        """Lock the folder; the system releases the lock when the process ends."""
-        try:
-            import fcntl
-        except ImportError:  # not on this system
-            return
-        self._lock = os.open(self.path, os.O_RDONLY)
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
-                raise BlockingIOError(
-                    f"out is {str(self.path)!r}, which another process is using now: wait for it, or choose "
-                    "another folder."
-                ) from error  # other errors: a file system without locks
-
-    def _release_lock(self) -> None:
-        if self._lock is not None:
-            os.close(self._lock)
-            self._lock = None
+            try:
+                if files:
+                    folder._check_same_run(config, files, may_differ, defaults or {})
+                else:
+                    folder.write_json(CONFIG, {"config": config, "about": about})
+                yield folder
+            except BaseException:
+                if not files and set(os.listdir(folder.path)) - _UNFINISHED == {CONFIG}:
+                    (folder.path / CONFIG).unlink()  # nothing else was written: the folder is free again
+                raise
 
     def _check_same_run(
         self, config: dict[str, Any], files: list[str], may_differ: Collection[str], defaults: Mapping[str, Any]
@@ -235,15 +208,30 @@ class RunFolder:
                 raise ValueError(
                     f"{path} cannot be read ({why}); to start the run again from its beginning, remove this file."
                 ) from error
-        self._cut_metrics(state["metrics_bytes"] if state is not None else 0)
+        metrics, length = self.path / METRICS, 0 if state is None else state["metrics_bytes"]
+        if length > (metrics.stat().st_size if metrics.exists() else 0):
+            raise ValueError(f"{metrics} is shorter than when the checkpoint was taken: it was changed.")
+        if metrics.exists():
+            os.truncate(metrics, length)
         return state
 
-    def _cut_metrics(self, length: int) -> None:
-        metrics = self.path / METRICS
-        if metrics.exists() or length:
-            if not metrics.exists() or metrics.stat().st_size < length:
-                raise ValueError(f"{metrics} is shorter than when the checkpoint was taken: it was changed.")
-            os.truncate(metrics, length)
+
+@contextlib.contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Lock a folder; the system releases the lock when the process ends."""
+    lock = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno in (errno.EWOULDBLOCK, errno.EACCES):
+            os.close(lock)
+            raise BlockingIOError(
+                f"out is {str(path)!r}, which another process is using now: wait for it, or choose another folder."
+            ) from error  # other errors: a file system without locks
+    try:
+        yield
+    finally:
+        os.close(lock)
 
 
 def _some(names: list[str]) -> str:

@@ -144,26 +144,18 @@ def config_from(task: str, given: Mapping[str, Any]) -> Config:
     >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
     (2, 4)
     """
-    settings = {name: given.get(name) for name in SETTINGS}
-    if settings["milestones"] is not None:
+    others = ("optimizer", "preset", "seed", "data", "device", "precision", "compile", "deterministic")
+    settings = {name: given[name] for name in (*SETTINGS, *others) if given.get(name) is not None}
+    if "milestones" in settings:
         settings["milestones"] = _milestones(settings["milestones"])
-    no_clipping = settings["clip"] == 0
-    if no_clipping:
-        settings["clip"] = None
+    if no_clipping := settings.get("clip") == 0:
+        del settings["clip"]
     return configure(
         task,
-        given.get("optimizer") or "avagrad",
-        preset=given.get("preset"),
-        seed=given.get("seed") or 0,
-        data=given.get("data"),
-        device=given.get("device") or "cpu",
         task_options=parse_settings(given.get("option") or (), "option"),
         optimizer_options=parse_settings(given.get("optimizer_option") or (), "optimizer-option"),
         no_clipping=no_clipping,
-        precision=given.get("precision"),
         graph=False if given.get("no_graph") else None,
-        compile=bool(given.get("compile")),
-        deterministic=bool(given.get("deterministic")),
         **settings,
     )
 

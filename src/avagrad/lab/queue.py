@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT, RESULT
@@ -153,8 +154,7 @@ def run_file(
     file: Path, out: Path | None, minutes: float | None, save_every: float, dry_run: bool, callback: Callback
 ) -> int:
     """Process a queue and print the results; return the exit code of the command."""
-    if minutes is not None and not minutes > 0:
-        raise ValueError(f"minutes is {minutes!r}, but must be a number above 0.")
+    require(minutes is None or minutes > 0, "minutes", minutes, "a number above 0")
     entries = read_queue(file)
     place = out or file.with_suffix("")
     if not dry_run:

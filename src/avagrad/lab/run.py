@@ -14,9 +14,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.environment import about, computing_with
 from avagrad.lab.folder import RunFolder
+from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.stopping import Stopped, StopRequest, catch_signals
 
@@ -72,16 +74,10 @@ def open_run(
     save_every: float = 30.0,
     deadline: float | None = None,
 ) -> Iterator[OpenRun]:
-    """Open the run that a Config describes, to begin or to resume it.
+    """Open the run that a Config describes, to begin or to resume it; the arguments are those of ``train``.
 
-    Args:
-        config: the configuration of the run.
-        task: the task; its data are compared with those that the run was begun on.
-        out: the folder.
-        identity: identifies the run, as JSON; by default the Config.
-        resume: ``out`` may contain this same run.
-        save_every: seconds between checkpoints.
-        deadline: the value of ``time.monotonic()`` at which the run saves and stops, as after a signal.
+    The data of ``task`` are compared with those that the run was begun on. ``identity`` identifies the run, as JSON; by
+    default it is the Config.
 
     >>> import tempfile
     >>> from avagrad.lab.config import configure
@@ -91,6 +87,7 @@ def open_run(
     ...         opened.result is None, sorted(path.name for path in Path(place).iterdir())
     (True, ['config.json'])
     """
+    require(save_every >= 0, "save_every", save_every, "a number of seconds of at least 0")
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
     may_differ = _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
     identity = identity or config.as_json()
@@ -110,7 +107,7 @@ class Run(ABC):
     """A run in progress. Everything that changes during the run is in :meth:`state_dict`.
 
     >>> sorted(Run.__abstractmethods__)
-    ['load_state_dict', 'run', 'state_dict']
+    ['load_state_dict', 'state_dict']
     """
 
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
@@ -118,10 +115,6 @@ class Run(ABC):
         self.callback = callback or Callback()
         self._stop, self._save_every, self._deadline = opened.stop, opened.save_every, opened.deadline
         self.set_clock(0.0)
-
-    @abstractmethod
-    def run(self) -> Any:
-        """Run to the end, from the current step."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
@@ -143,7 +136,12 @@ class Run(ABC):
         """The seconds that the run has taken so far, including earlier processes."""
         return self._seconds_before + time.monotonic() - self._began
 
-    # --- checkpoints ---
+    # --- the folder ---
+
+    def write(self, row: dict[str, Any]) -> None:
+        """Write a line of the metrics."""
+        self.folder.append(row)
+        self.callback.on_record(row)
 
     def load(self) -> dict[str, Any] | None:
         """Resume from the checkpoint, if there is one, and return it."""
@@ -172,7 +170,7 @@ class Run(ABC):
             raise Stopped(f"stopped and saved; to resume: avagrad resume {path}", number=number, folder=path)
 
 
-def check_save_every(seconds: float) -> None:
-    """Reject an invalid number of seconds."""
-    if not seconds >= 0:
-        raise ValueError(f"save_every is {seconds!r}, but must be a number of seconds of at least 0.")
+def new_task(config: Config, download: bool) -> Task:
+    """Make the task of a run."""
+    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
+    return task_class(config.task)(**options, download=download)

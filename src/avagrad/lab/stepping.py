@@ -59,15 +59,11 @@ class Losses:
         self.first_bad += is_first * self.steps
 
     def means(self) -> Tensor:
-        """Return the mean since the last record for each model of a stack, and reset."""
+        """Return the mean since the last record, for each model of a stack, and reset."""
         means = self.total / max(self.count, 1)
         self.total.zero_()
         self.count = 0
         return means
-
-    def mean(self) -> float:
-        """Return the mean since the last record of one model, and reset."""
-        return self.means().item()
 
 
 class Step:

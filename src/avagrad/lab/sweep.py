@@ -1,10 +1,11 @@
 """Searches over lr and eps on the lab's tasks: the objective is a training run."""
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
@@ -39,25 +40,19 @@ class TaskObjective:
     A point that is run again resumes from its last checkpoint. The weights of a finished run are not kept.
 
     >>> from avagrad.lab.config import configure
-    >>> TaskObjective(configure("digits", "sgd")).at(0.5, None, 3).lr
-    0.5
+    >>> TaskObjective(configure("digits", "sgd"), "runs/x").config.task
+    'digits'
     """
 
     config: Config  # of all points, except for lr, eps and seed
     folder: str = "runs"
-
-    def at(self, lr: float | None, eps: float | None, seed: int) -> Config:
-        """Return the Config of a point; values that are not on an axis are unchanged."""
-        point = {name: value for name, value in (("lr", lr), ("eps", eps)) if value is not None}
-        sources = {**self.config.sources, **dict.fromkeys(point, "given")}
-        return replace(self.config, **point, seed=seed, sources=sources)  # type: ignore[arg-type]
 
     def __call__(self, trial: Any) -> float:
         """Evaluate a point."""
         from avagrad.tune import Diverged
 
         out = Path(self.folder, trial.key.replace(" ", "_"))
-        result = train(self.at(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
+        result = train(self.config.at(trial.lr, trial.eps, trial.seed), out, resume=True, callback=_Reports(trial))
         (out / CHECKPOINT).unlink(missing_ok=True)
         if result["status"] == "diverged":
             raise Diverged(result["diverged_at"])
@@ -121,8 +116,7 @@ def sweep(
     task, optimizer = config.task, config.optimizer
     place = Path(folder) if folder is not None else Path("runs", f"sweep-{task.replace(':', '-')}-{optimizer}")
     objective = TaskObjective(config, str((place / "runs").resolve()))
-    if engine not in ENGINES:
-        raise ValueError(f"engine is {engine!r}, but must be one of {', '.join(ENGINES)}.")
+    require(engine in ENGINES, "engine", engine, f"one of {', '.join(ENGINES)}")
     if eps is not None and not method(optimizer).has_eps:
         raise ValueError(f"eps has {len(eps)} values, but {optimizer} has no eps.")
     if config.task_options.get("full"):
@@ -136,14 +130,8 @@ def sweep(
 
             points = sorted(points, key=lambda point: point.key)  # the same points use the same folder, to resume in
             name = hashlib.sha256("\n".join(point.key for point in points).encode()).hexdigest()[:12]
-            return train_ensemble(
-                config,
-                points,
-                place / "ensembles" / name,
-                resume=True,
-                callback=callback,
-                members_at_once=members_at_once,
-            )
+            options: dict[str, Any] = {"callback": callback, "members_at_once": members_at_once}
+            return train_ensemble(config, points, place / "ensembles" / name, resume=True, **options)
 
         search["together"] = together
     return tune(

@@ -13,8 +13,9 @@ scikit-learn for the digits).
 
 import math
 import sys
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.optim import Optimizer
@@ -23,14 +24,15 @@ import avagrad
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.environment import generator_states, seeded, set_generator_states
 from avagrad.lab.methods import method
-from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
+from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, new_task, open_run
 from avagrad.lab.stepping import GraphStep, Losses, Step, autocast
-from avagrad.lab.tasks import task_class
-from avagrad.lab.tasks.base import Score, Task
+from avagrad.lab.tasks.base import Task
 from avagrad.optim.param_groups import no_decay_groups
 from avagrad.stopping import Stopped
 
 __all__ = ["Stopped", "Training", "train"]
+
+T = TypeVar("T")
 
 
 def train(
@@ -65,9 +67,7 @@ def train(
     >>> result["status"], result["diverged_at"], result["test"]
     ('diverged', 2, None)
     """
-    check_save_every(save_every)
-    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
-    task = task_class(config.task)(**options, download=download)
+    task = new_task(config, download)
     with open_run(config, task, out, resume=resume, save_every=save_every, deadline=deadline) as opened:
         if opened.result is not None:
             return opened.result
@@ -85,13 +85,14 @@ class Training(Run):
         super().__init__(opened, callback)
         self.config, self.task = config, task
         self.device = task.device
-        self.on_cuda = torch.device(self.device).type == "cuda"
         self.noise = seeded(config.seed, self.device)
         self.model = task.new_model()
         arguments = optimizer_arguments(config)
         if config.graph:  # a graph reads the learning rate from the device
             self.lr = arguments["lr"] = torch.tensor(config.lr, device=self.device)
-        self.optimizer = method(config.optimizer).build(self._params(), arguments, on_cuda=self.on_cuda)
+        decay, model = config.weight_decay, self.model
+        params = no_decay_groups(model, weight_decay=decay) if task.no_decay else model.parameters()
+        self.optimizer = method(config.optimizer).build(params, arguments, on_cuda=task.on_cuda)
         self.carry = task.start(self.model)
         self.losses = Losses(self.device)
         self.step = 0  # steps taken
@@ -101,20 +102,12 @@ class Training(Run):
         state = self.load()
         self._note_changes(opened.first_facts if state is None else state["about"])
         self.total = config.epochs * task.steps_per_epoch
-        self.take_step = self._stepper()
-        self.set_clock(0.0 if state is None else state["seconds"])
-
-    def _params(self) -> Any:
-        if self.task.no_decay:
-            return no_decay_groups(self.model, weight_decay=self.config.weight_decay)
-        return self.model.parameters()
-
-    def _stepper(self) -> Step:
-        if self.config.compile:
+        if config.compile:
             self.model.compile()
-        kind = GraphStep if self.config.graph else Step
-        options: dict[str, Any] = {"clip": self.config.clip, "precision": self.config.precision}
-        return kind(self.task, self.model, self.optimizer, self.noise, self.losses, **options)
+        kind = GraphStep if config.graph else Step
+        options: dict[str, Any] = {"clip": config.clip, "precision": config.precision}
+        self.take_step = kind(task, self.model, self.optimizer, self.noise, self.losses, **options)
+        self.set_clock(0.0 if state is None else state["seconds"])
 
     # --- the loop ---
 
@@ -127,17 +120,16 @@ class Training(Run):
             if index == 0:
                 self.carry = self.task.start(self.model)
             self.take_step.start(self.carry)
-            self._set_lr(self.config.lr_at(epoch))
             order = self.task.order(epoch)
             self.model.train()
             for i in range(index, per_epoch):
-                if self.config.lr_changes_within_epochs:
+                if i == index or self.config.lr_changes_within_epochs:
                     self._set_lr(self.config.lr_at(epoch, i, per_epoch))
                 self.take_step(self.task.batch(order, i))
                 self.step += 1
                 self.callback.on_step(self.step)
                 is_last = i + 1 == per_epoch
-                if is_last or not self.on_cuda or self.step % CHECKS_EVERY == 0:
+                if is_last or not self.task.on_cuda or self.step % CHECKS_EVERY == 0:
                     if first_bad := int(self.losses.first_bad.item()):
                         return self._diverged(first_bad)
                     if not is_last:
@@ -151,26 +143,21 @@ class Training(Run):
         for group in self.optimizer.param_groups:
             group["lr"] = self.lr.fill_(lr) if self.config.graph else lr
 
-    def _evaluate(self, part: str) -> Score:
+    def _evaluate(self, measure: Callable[..., T], *arguments: Any) -> T:
         self.model.eval()
         with torch.no_grad(), autocast(self.config.precision, self.device):
-            return self.task.evaluate(self.model, part)
-
-    def _details(self) -> dict[str, Any]:
-        self.model.eval()
-        with torch.no_grad(), autocast(self.config.precision, self.device):
-            return self.task.details(self.model)
+            return measure(self.model, *arguments)
 
     def _record(self) -> bool:
         """Write a line of the metrics at the end of an epoch; return whether its numbers are finite."""
-        score = self._evaluate("validation")
+        score = self._evaluate(self.task.evaluate, "validation")
         if not math.isfinite(score.loss):
             return False
         epoch = self.step // self.task.steps_per_epoch
         self.last = {
             "step": self.step,
             "epoch": epoch,
-            "loss": torch.tensor(self.losses.mean(), dtype=torch.float32).item(),  # rounded, as in all records so far
+            "loss": self.losses.means().float().item(),  # rounded, as in all records so far
             "validation_loss": score.loss,
             "error": score.error,
             "lr": self.config.lr_at(epoch - 1, self.task.steps_per_epoch - 1, self.task.steps_per_epoch),
@@ -179,12 +166,8 @@ class Training(Run):
         }
         if not self.best or score.error < self.best["error"]:
             self.best = self.last
-        self._write(self.last)
+        self.write(self.last)
         return True
-
-    def _write(self, row: dict[str, Any]) -> None:
-        self.folder.append(row)
-        self.callback.on_record(row)
 
     # --- the ends ---
 
@@ -193,12 +176,12 @@ class Training(Run):
         self.step = step
         row = {"step": step, "epoch": epoch, "loss": None, "validation_loss": None, "error": None}
         lr = self.config.lr_at(epoch, index, self.task.steps_per_epoch)
-        self._write({**row, "lr": lr, "gamma": None, "seconds": self.seconds, "diverged": True})
+        self.write({**row, "lr": lr, "gamma": None, "seconds": self.seconds, "diverged": True})
         return self._conclude("diverged", None, None)
 
     def _finished(self) -> dict[str, Any]:
         self.save()
-        test = self._evaluate("test")
+        test = self._evaluate(self.task.evaluate, "test")
         if not math.isfinite(test.loss):
             return self._diverged(self.step)
         validation = {"loss": self.last["validation_loss"], "error": self.last["error"]}
@@ -215,7 +198,7 @@ class Training(Run):
             "validation": validation,
             "test": test,
             "best": {key: self.best[key] for key in ("step", "epoch", "error")} if self.best else None,
-            "details": self._details() if status == "finished" else {},
+            "details": self._evaluate(self.task.details) if status == "finished" else {},
             "parameters": sum(p.numel() for p in self.model.parameters()),
             "remarks": [*self.facts["remarks"], *self.resumed_with],
             "seconds": self.seconds,

@@ -22,6 +22,7 @@ from pathlib import Path
 import torch
 
 from avagrad.files import write_atomic
+from avagrad.lab.checks import is_whole, require
 from avagrad.lab.folder import RESULT
 from avagrad.stopping import Stopped, catch_signals
 from avagrad.worker_process import WorkerProcess, stop_all
@@ -88,8 +89,7 @@ def run_jobs(
     ...
     ValueError: workers is 0, but must be a whole number of at least 1.
     """
-    if not isinstance(workers, int) or workers < 1:
-        raise ValueError(f"workers is {workers!r}, but must be a whole number of at least 1.")
+    require(is_whole(workers, 1), "workers", workers, "a whole number of at least 1")
     place = Path(out)
     left = sorted((job for job in jobs if not job.is_done(place)), key=lambda job: job.cost)  # the next is the last
     if not left:

@@ -7,10 +7,9 @@ take one byte each if the alphabet is small.
 import codecs
 import functools
 import gzip
-import os
-import shutil
+import io
+import operator
 import tarfile
-import tempfile
 import urllib.request
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -20,6 +19,8 @@ from typing import NamedTuple
 
 import numpy
 import numpy.typing
+
+from avagrad.files import write_atomic
 
 __all__ = ["WANTED", "Texts", "download_penn_treebank", "python_documentation", "read_texts"]
 
@@ -103,31 +104,24 @@ def python_documentation() -> Texts:
 
 
 def _read_penn_treebank(folder: Path, encoding: str) -> Texts:
-    forms: tuple[tuple[str, Callable[[str], str]], ...] = (
-        ("ptb.char.{}.txt", _char_line),
-        ("ptb.{}.txt", _word_line),
-    )
     missing: list[str] = []
-    for form, read_line in forms:
+    for form, read_line in {"ptb.char.{}.txt": _char_line, "ptb.{}.txt": _word_line}.items():
         files = [folder / form.format(part) for part in PARTS]
         found = [file for file in files if file.is_file()]
         if len(found) == len(files):
-            return _read_parts(files, functools.partial(_lines, encoding=encoding, read_line=read_line))
+            sources = [functools.partial(_lines, file, encoding, read_line) for file in files]
+            alphabet, tokens = _tokens(sources)
+            remarks = tuple(
+                f"{file.name} has {len(found):,} characters, but the complete file has {PENN_TREEBANK[part]:,}: "
+                "it is another version, or truncated."
+                for file, part, found in zip(files, PARTS, tokens, strict=True)
+                if len(found) != PENN_TREEBANK[part]
+            )
+            return Texts(alphabet, dict(zip(("train", "validation", "test"), tokens, strict=True)), remarks)
         if found:
             missing += [file.name for file in files if file not in found]
     lacks = f"lacks {', '.join(missing)}" if missing else "has no file of Penn Treebank"
     raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {WANTED}")
-
-
-def _read_parts(files: list[Path], read: Callable[[Path], Iterator[str]]) -> Texts:
-    alphabet, tokens = _tokens([functools.partial(read, file) for file in files])
-    remarks = tuple(
-        f"{file.name} has {len(found):,} characters, but the complete file has {PENN_TREEBANK[part]:,}: "
-        "it is another version, or truncated."
-        for file, part, found in zip(files, PARTS, tokens, strict=True)
-        if len(found) != PENN_TREEBANK[part]
-    )
-    return Texts(alphabet, dict(zip(("train", "validation", "test"), tokens, strict=True)), remarks)
 
 
 def _char_line(line: str) -> str:
@@ -157,9 +151,7 @@ def _pieces(path: Path, encoding: str) -> Iterator[str]:
         raise ValueError(f"chars: encoding is {encoding!r}, which is not a text encoding of Python.") from error
     with path.open("rb") as file:
         has_mark = codec.name == "utf-8" and file.read(3) == codecs.BOM_UTF8
-    done = len(codecs.BOM_UTF8) if has_mark else 0
-    with path.open("rb") as file:
-        file.seek(done)
+        done = file.seek(len(codecs.BOM_UTF8) if has_mark else 0)
         while True:
             raw = file.read(_PIECE)
             pending = len(decoder.getstate()[0])
@@ -243,26 +235,16 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
     if all((folder / name).exists() for name in names):
         return
     folder.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch:
-        archive = Path(scratch, "archive")
-        try:
-            with urllib.request.urlopen(address, timeout=60) as response, archive.open("wb") as file:
-                shutil.copyfileobj(response, file)
-            with gzip.open(archive) as whole:  # its checksum is at its end, which tar does not read
-                while whole.read(_PIECE):
-                    pass
-            with tarfile.open(archive) as tar:
-                members = {Path(member.name).name: member for member in tar.getmembers() if member.isfile()}
-                for name in names:
-                    with Path(scratch, name).open("wb") as file:
-                        content = tar.extractfile(members[name])
-                        assert content is not None
-                        shutil.copyfileobj(content, file)
-        except (OSError, ValueError, KeyError, EOFError, zlib.error, tarfile.TarError, HTTPException) as error:
-            raise OSError(
-                f"chars: {address!r} could not be downloaded ({error}); "
-                f"put the files into {str(folder)!r} manually. {WANTED}"
-            ) from error
-        for name in names:
-            if not (folder / name).exists():
-                os.replace(Path(scratch, name), folder / name)
+    try:
+        with urllib.request.urlopen(address, timeout=60) as response:
+            unpacked = gzip.decompress(response.read())  # checks the sum at the end, which tar does not read
+        with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
+            members = {Path(member.name).name: member for member in tar if member.isfile()}
+            files = {name: tar.extractfile(members[name]) for name in names}
+            content = {name: file.read() for name, file in files.items() if file is not None}
+    except (OSError, ValueError, KeyError, EOFError, zlib.error, tarfile.TarError, HTTPException) as error:
+        manually = f"put the files into {str(folder)!r} manually"
+        raise OSError(f"chars: {address!r} could not be downloaded ({error}); {manually}. {WANTED}") from error
+    for name, raw in content.items():
+        if not (folder / name).exists():
+            write_atomic(folder / name, operator.methodcaller("write", raw), shared=True)

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from avagrad.lab.checks import require
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.run import RECORDS, train_ensemble
@@ -21,7 +22,12 @@ _AXES = "'paper', 'paper-chars', low:high:count, or comma-separated numbers; def
 _EXCLUDED = ("seed", "no_graph", "compile", "deterministic")
 
 
-def _parser() -> argparse.ArgumentParser:
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return its exit code.
+
+    >>> main(["digits", "--out", "x", "--seeds", "0"])
+    2
+    """
     parser = argparse.ArgumentParser("python -m avagrad.lab.ensemble", allow_abbrev=False)
     parser.description = "Train a task at every lr and eps of a grid, all at once."
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
@@ -32,22 +38,12 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--convolution", choices=CONVOLUTIONS, help="how a stack of convolutions is computed")
     for name, what in (("compile", "compile the step"), ("graph", "on a GPU, record the step as a graph")):
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=what)
-    return parser
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code.
-
-    >>> main(["digits", "--out", "x", "--seeds", "0"])
-    2
-    """
-    given = vars(_parser().parse_args(arguments))
+    given = vars(parser.parse_args(arguments))
     return guarded(lambda: _train(given))
 
 
 def _train(given: dict[str, Any]) -> int:
-    if given["seeds"] < 1:
-        raise ValueError(f"seeds is {given['seeds']}, but must be at least 1.")
+    require(given["seeds"] >= 1, "seeds", given["seeds"], "at least 1")
     if given["out"] is None:
         raise ValueError("out is not given, but must be the folder of the ensemble.")
     axes = default_axes(given["task"], given["optimizer"] or "avagrad")

@@ -5,6 +5,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from avagrad.lab.checks import require
 from avagrad.lab.models.char_lstm import CharLSTM
 from avagrad.lab.models.gpt import GPT
 
@@ -116,8 +117,7 @@ def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
     >>> type(model[0]).__name__
     'ProductConv'
     """
-    if convolution not in CONVOLUTIONS:
-        raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
+    require(convolution in CONVOLUTIONS, "convolution", convolution, f"one of {', '.join(CONVOLUTIONS)}")
     in_products = convolution == "bmm"
     for layer in model.modules():
         if isinstance(layer, CharLSTM | GPT):

@@ -105,9 +105,7 @@ class StackedOptimizer:
         if len({group["weight_decay"] for group in groups}) > 1:  # else a plain number, which may be 0 and cost nothing
             self.columns["weight_decay"] = self._column([group["weight_decay"] for group in groups])
         self.clip = configs[0].clip
-        self.kind = record.make
-        self.is_adam = issubclass(record.make, torch.optim.Adam)
-        self.normalised = "norm" in self.hyper
+        self.kind, self.rule = record.make, _RULES.get(record.make)
 
     def _column(self, values: Sequence[float]) -> Tensor:
         return torch.tensor(values, dtype=self.dtype, device=self.device)[:, None]
@@ -147,45 +145,27 @@ class StackedOptimizer:
         weight_decay = columns.get("weight_decay", self.hyper["weight_decay"])
         decays = [weight_decay if decays else 0.0 for decays in self.decays]
         moved = [move(*block) for block in zip(w, g, state, decays, strict=True)]
-        return [new for new, _ in moved], [kept for _, kept in moved]
+        new = [x for x, _ in moved]
+        if self.kind is RmsAdam:
+            new = _moved_by_rms(w, new, columns["lr"])
+        return new, [kept for _, kept in moved]
 
     def _mover(self, state: list[Blocks], t: Scalar, hyper: dict[str, Any]) -> Any:
         """Return the function that moves one block: parameters, gradients, state, weight decay."""
         common = {name: hyper[name] for name in ("lr", "maximize")}
-        if self.kind is torch.optim.SGD:
-            common |= {name: hyper[name] for name in ("momentum", "nesterov")}
+        if "betas" in hyper:
+            common |= {"beta1": hyper["betas"][0], "beta2": hyper["betas"][1]}
+        if self.rule is not None:
+            rule, names = self.rule
+            common |= {_ARGUMENTS.get(name, name): hyper[name] for name in names}
+            may_lack_one = "amsgrad" in hyper or "amsbound" in hyper
 
-            def sgd(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
-                w, buffer = sgd_step(w, g, kept[0], t, weight_decay=decay, **common)
-                return w, [buffer]
-
-            return sgd
-        common |= {"beta1": hyper["betas"][0], "beta2": hyper["betas"][1]}
-        if self.is_adam or self.kind is AdaBound:
-            common["eps"] = hyper["eps"]
-            if self.is_adam:
-                common["decoupled"] = hyper["decoupled_weight_decay"]
-            else:
-                common |= {name: hyper[name] for name in ("base_lr", "final_lr", "gamma")}
-            rule: Any = adam_step if self.is_adam else adabound_step
-
-            def adam(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
-                largest = kept[2] if len(kept) == 3 else None
-                w, *new = rule(w, g, kept[0], kept[1], largest, t, weight_decay=decay, **common)
+            def move(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
+                states = (*kept, None)[:3] if may_lack_one else kept
+                w, *new = rule(w, g, *states, t, weight_decay=decay, **common)
                 return w, new[: len(kept)]
 
-            return adam
-        if self.kind in (ADOPT, RmsAdam):
-            common["eps"] = hyper["eps"]
-            if self.kind is ADOPT:
-                common["decoupled"] = hyper["decoupled_weight_decay"]
-            one_step: Any = adopt_step if self.kind is ADOPT else _rms_adam_step
-
-            def other(w: Tensor, g: Tensor, kept: Blocks, decay: Scalar) -> tuple[Tensor, Blocks]:
-                w, *new = one_step(w, g, *kept, t, weight_decay=decay, **common)
-                return w, new
-
-            return other
+            return move
         if self.kind is AdaShift:
             fixed = {name: common.pop(name) for name in ("beta1", "beta2", "maximize")} | {"reduce": hyper["reduce"]}
             own = common | {"eps": hyper["eps"]}
@@ -211,11 +191,11 @@ class StackedOptimizer:
         sizes = [gradient_sizes(kept[1], t - 1, **corrected) for kept in state]
         etas = [rates(r, t - 1, eps=hyper["eps"], **forms) for r in sizes]
         gamma: Scalar = 1.0
-        if self.normalised and norm_of_step:
+        if norm_of_step:
             unit = hyper["eps"].clamp(min=1.0)  # as in rules.Delayed.sums
             terms = [eta * unit * r for eta, r in zip(etas, sizes, strict=True)]
             gamma = self._gamma(terms, state, forms["active_only"], unit)
-        elif self.normalised:
+        elif "norm" in hyper:
             gamma = self._gamma(etas, state, forms["active_only"])
         common |= {"decoupled": hyper["decoupled_weight_decay"], **forms}
         bounds = hyper["clip_update"], hyper.get("clip_moment"), LARGEST if norm_of_step else None
@@ -241,23 +221,31 @@ class StackedOptimizer:
         return scale(total, d, norm=norm).to(self.dtype)
 
 
-def _rms_adam_step(
-    w: Tensor,
-    g: Tensor,
-    m: Tensor,
-    v: Tensor,
-    t: Scalar,
-    *,
-    lr: Scalar,
-    weight_decay: Scalar,
-    maximize: bool,
-    **rest: Any,
+def _rms_adam_direction(
+    w: Tensor, g: Tensor, m: Tensor, v: Tensor, t: Scalar, *, weight_decay: Scalar, maximize: bool, **rest: Any
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Take one step of RmsAdam; each row has all parameters of a member."""
+    del rest["lr"]  # it multiplies the directions of all blocks
     u, m, v, _ = adam_direction(with_l2(w, g, weight_decay, maximize), m, v, None, t, **rest)
-    total = u.square().sum(1, keepdim=True, dtype=torch.float64)
-    scale = torch.where(total > 0, (u.shape[1] / total).sqrt(), 1.0)
-    return w - lr * (scale * u).to(w.dtype), m, v
+    return u, m, v
+
+
+def _moved_by_rms(w: Blocks, directions: Blocks, lr: Tensor) -> Blocks:
+    """Move the members along RmsAdam's directions, divided by their root mean square over all blocks."""
+    total = torch.stack([u.square().sum(1, keepdim=True, dtype=torch.float64) for u in directions]).sum(0)
+    scale = torch.where(total > 0, (sum(u.shape[1] for u in directions) / total).sqrt(), 1.0)
+    return [x - lr * (scale * u).to(x.dtype) for x, u in zip(w, directions, strict=True)]
+
+
+# The rules of the classes that have one, and the settings that are its arguments.
+_RULES: dict[type, tuple[Any, tuple[str, ...]]] = {
+    torch.optim.SGD: (sgd_step, ("momentum", "nesterov")),
+    torch.optim.Adam: (adam_step, ("eps", "decoupled_weight_decay")),
+    torch.optim.AdamW: (adam_step, ("eps", "decoupled_weight_decay")),
+    AdaBound: (adabound_step, ("eps", "base_lr", "final_lr", "gamma")),
+    ADOPT: (adopt_step, ("eps", "decoupled_weight_decay")),
+    RmsAdam: (_rms_adam_direction, ("eps",)),  # the length of its step follows from all blocks
+}
+_ARGUMENTS = {"decoupled_weight_decay": "decoupled"}
 
 
 def _clipped(g: Blocks, most: float) -> Blocks:

@@ -31,7 +31,7 @@ from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
-from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, check_save_every, open_run
+from avagrad.lab.run import CHECKS_EVERY, Callback, OpenRun, Run, new_task, open_run
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.lab.tasks.classification import Classification
@@ -85,26 +85,24 @@ def train_ensemble(
     ValueError: points has lr=0.1 seed=0 twice, but must have each point once.
     """
     points = _checked(points)
-    check_save_every(save_every)
-    if members_at_once is not None and (not isinstance(members_at_once, int) or members_at_once < 1):
-        raise ValueError(f"members_at_once is {members_at_once!r}, but must be a whole number of at least 1, or None.")
+    fits = members_at_once is None or is_whole(members_at_once, 1)
+    require(fits, "members_at_once", members_at_once, "a whole number of at least 1, or None")
     if convolution not in (None, *CONVOLUTIONS):
         raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
     if config.sources.get("threads") != "given":  # a preset's number is meant for one of many processes
         config = dataclasses.replace(config, threads=torch.get_num_threads())
-    configs = [_at(config, point) for point in points]
+    configs = [config.at(*point) for point in points]
     for one in configs:
         method(one.optimizer).build([torch.zeros(1)], optimizer_arguments(one))  # rejects invalid values early
     if config.task_options.get("full"):
         raise ValueError("full is True, but must be False in an ensemble, whose records have the validation error.")
     if task_class(config.task).scores is Task.scores:
         raise ValueError(f"task is {config.task!r}, but must be one that implements scores().")
-    task = _task(configs[0], download)
-    on_cuda = torch.device(task.device).type == "cuda"
-    if on_cuda and convolution == "grouped":
+    task = new_task(configs[0], download)
+    if task.on_cuda and convolution == "grouped":
         raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, which is twice as fast there.")
-    compiles = (on_cuda and isinstance(task, Classification)) if compile is None else compile
-    convolution = convolution or ("bmm" if compiles or on_cuda else "grouped")
+    compiles = (task.on_cuda and isinstance(task, Classification)) if compile is None else compile
+    convolution = convolution or ("bmm" if compiles or task.on_cuda else "grouped")
     on_axes = {"seed", *(name for name, value in points[0]._asdict().items() if value is not None)}
     identity = {name: value for name, value in config.as_json().items() if name not in on_axes}
     identity |= {"points": [point.key for point in points], "compile": compiles, "convolution": convolution}
@@ -131,16 +129,6 @@ def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) ->
     return list(points)
 
 
-def _at(config: Config, point: Point) -> Config:
-    own = {name: value for name, value in point._asdict().items() if value is not None}
-    return dataclasses.replace(config, **own)
-
-
-def _task(config: Config, download: bool = False) -> Task:
-    options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
-    return task_class(config.task)(**options, download=download)
-
-
 class Ensemble(Run):
     """The training of all points, a group of one seed at a time; run by :func:`train_ensemble`.
 
@@ -160,7 +148,6 @@ class Ensemble(Run):
     ) -> None:
         super().__init__(opened, callback)
         self.configs, self.points, self.task, self.at_once, self.options = configs, points, task, at_once, options
-        self.on_cuda = torch.device(task.device).type == "cuda"
         self.fitting: int | None = at_once
         self.found: dict[int, dict[str, Any]] = {}  # the results of finished points, by index
         self.current: list[int] = []  # the indices of the points that are being trained
@@ -213,9 +200,9 @@ class Ensemble(Run):
 
     def _members_that_fit(self, places: list[int]) -> int:
         """Return the default number of members that are trained together: by memory on a GPU, by caches on a CPU."""
-        probe = self._made(places[: _PROBE if self.on_cuda else 1], convolution=self.options["convolution"])
+        probe = self._made(places[: _PROBE if self.task.on_cuda else 1], convolution=self.options["convolution"])
         batch = self.task.batch(self.task.order(0), 0)
-        if not self.on_cuda:
+        if not self.task.on_cuda:
             return max(2, min(_PARAMETERS // probe.layout.numbers, _INPUTS // batch[0].numel()))
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
@@ -243,7 +230,7 @@ class Ensemble(Run):
                 members.step(self.task.batch(order, i))
                 self.step += 1
                 self.callback.on_step(self._done())
-                if i + 1 < per_epoch and (not self.on_cuda or self.step % CHECKS_EVERY == 0):
+                if i + 1 < per_epoch and (not self.task.on_cuda or self.step % CHECKS_EVERY == 0):
                     self.save_if_due()
             self._record(epoch)
             self.save_if_due()
@@ -286,8 +273,7 @@ class Ensemble(Run):
             "validation_losses": [None if step else x for x, step in zip(validation, bad, strict=True)],
             "errors": [None if step else x for x, step in zip(errors, bad, strict=True)],
         }
-        self.folder.append(row)
-        self.callback.on_record(row)
+        self.write(row)
 
     def _conclude(self) -> None:
         """Store the results, and free the members."""
@@ -305,18 +291,13 @@ class Ensemble(Run):
         self._write_records()
 
     def _write_records(self) -> list[Record]:
-        epochs = self.configs[0].epochs
         records = []
         for i, found in sorted(self.found.items()):
-            lr, eps, seed = self.configs[i].lr, self.configs[i].eps, self.points[i].seed
-            if found["diverged_at"]:
-                end: dict[str, Any] = {"value": math.inf, "diverged_at": found["diverged_at"]}
-            else:
-                end = {
-                    "value": found["value"],
-                    "facts": {"test": found["test"], "loss": found["loss"], "epochs": epochs},
-                }
-            records.append(Record(lr, eps, seed, seconds=found["seconds"], **end))
+            config, end = self.configs[i], {"value": math.inf, "diverged_at": found["diverged_at"]}
+            if not found["diverged_at"]:
+                facts = {"test": found["test"], "loss": found["loss"], "epochs": config.epochs}
+                end = {"value": found["value"], "facts": facts}
+            records.append(Record(config.lr, config.eps, config.seed, seconds=found["seconds"], **end))
         write_records(self.folder.path / RECORDS, records)
         return records
 
@@ -337,7 +318,7 @@ class Ensemble(Run):
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Resume from a state."""
         self.found, self.current = state["found"], state["current"]
-        if self.at_once is None and not self.on_cuda:
+        if self.at_once is None and not self.task.on_cuda:
             self.fitting = state["fitting"]
         if state["members"] is not None:
             self._set_seed(self.points[self.current[0]].seed)

@@ -17,13 +17,12 @@ from avagrad.lab.config import Config
 from avagrad.lab.ensemble.layers import stackable
 from avagrad.lab.ensemble.optimizer import Blocks, Layout, StackedOptimizer, wants_blocks
 from avagrad.lab.stepping import Losses, autocast
-from avagrad.lab.tasks.base import Carry, Task
+from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.optim.param_groups import no_decay_groups
 from avagrad.optim.rules import Scalar
 
 __all__ = ["Stack"]
 
-Batch = tuple[Tensor, ...]
 _PIECE = 2**17  # numbers that are updated at a time on a CPU: with temporaries, they stay in its caches
 
 
@@ -74,7 +73,6 @@ class Stack:
         self.task, self.noise, self.precision = task, noise, configs[0].precision
         self.model = stackable(task.new_model(), convolution)
         self.functional = _FunctionalTask(task, self.model)
-        self.on_cuda = torch.device(task.device).type == "cuda"
         weights = {name: p.detach() for name, p in self.functional.named_parameters() if p.requires_grad}
         dtype = next(iter(weights.values())).dtype
         self.layout = Layout(weights, apart=wants_blocks(configs[0].optimizer), exempt=self._exempt())
@@ -90,7 +88,6 @@ class Stack:
         on_device = compile or graph
         self.t: Scalar = torch.zeros((), dtype=torch.float64, device=task.device) if on_device else 0
         self.lr = self.optimizer.lr_at(0)
-        self.alive = torch.ones(self.members, 1, dtype=torch.bool, device=task.device)
         self.by_transform = compile  # torch.func.grad can be compiled; plain autograd costs less
         self.advance: Callable[..., Any] = self._advance
         self.measure: Callable[..., tuple[Tensor, Tensor]] = self._measure
@@ -98,7 +95,7 @@ class Stack:
             self.advance = torch.compile(self._advance, dynamic=False, fullgraph=True)
             self.measure = torch.compile(self._measure, dynamic=False)
         self.graph = _Graph(self) if graph else None
-        self.piece = 0 if self.on_cuda or on_device else max(1, _PIECE // self.layout.numbers)
+        self.piece = 0 if task.on_cuda or on_device else max(1, _PIECE // self.layout.numbers)
 
     def _exempt(self) -> set[str]:
         """Return the names of the parameters that do not decay."""
@@ -115,6 +112,16 @@ class Stack:
     def first_bad(self) -> Tensor:
         """The step at which each member diverged; 0 for those that have not."""
         return self.losses.first_bad
+
+    @property
+    def alive(self) -> Tensor:
+        """Whether each member has not diverged, as a column."""
+        return (self.first_bad == 0)[:, None]
+
+    @property
+    def changing(self) -> tuple[Blocks, list[Blocks], dict[str, Tensor], Carry, Scalar]:
+        """Everything that a step changes, except for the losses."""
+        return self.w, self.state, self.buffers, self.carry, self.t
 
     def begin(self, epoch: int, *, new: bool = True) -> None:
         """Begin or resume an epoch: set its learning rates, and reset the carry of a new one."""
@@ -144,19 +151,13 @@ class Stack:
 
     def take(self, batch: Batch) -> None:
         """Take a step eagerly."""
-        now = (self.w, self.state, self.buffers, self.carry, self.t, self.lr, self.alive)
-        self.w, self.state, self.buffers, self.carry, self.t, losses = self.advance(*now, batch)
-        self.note(losses)
-
-    def note(self, losses: Tensor) -> None:
-        """Add the losses of a step, and mark members that have diverged, without waiting for the device."""
+        after = self.advance(*self.changing, self.lr, self.alive, batch)
+        self.w, self.state, self.buffers, self.carry, self.t, losses = after
         self.losses.note(losses)
-        self.alive.copy_((self.losses.first_bad == 0)[:, None])
 
     def mark_diverged(self, bad: Tensor, step: int) -> None:
         """Mark members as diverged at a step, for another reason than its training loss."""
-        self.losses.first_bad += (bad & (self.losses.first_bad == 0)) * step
-        self.alive.copy_((self.losses.first_bad == 0)[:, None])
+        self.losses.first_bad += (bad & (self.first_bad == 0)) * step
 
     def _advance(
         self,
@@ -182,12 +183,13 @@ class Stack:
         losses, g, self.buffers, self.carry = self._gradients(self.w, self.buffers, self.carry, batch)
         assert isinstance(self.t, int)
         self.t += 1
-        self.note(losses)
+        self.losses.note(losses)
+        alive = self.alive
         for start in range(0, self.members, self.piece):
             rows = slice(start, start + self.piece)
             moved, state = self.optimizer.step(self.w, g, self.state, self.t, self.lr, rows)
             for old, new in zip(self.w, moved, strict=True):
-                old[rows] = torch.where(self.alive[rows], new, old[rows])
+                old[rows] = torch.where(alive[rows], new, old[rows])
             for kept, values in zip(self.state, state, strict=True):
                 _copy_into((old[rows] for old in kept), values)
 
@@ -252,7 +254,7 @@ class Stack:
             "buffers": self.buffers,
             "carry": list(self.carry),
             "t": float(self.t),
-            "first_bad": self.losses.first_bad,
+            "first_bad": self.first_bad,
             "loss_sums": self.losses.total,
             "losses": self.losses.count,
             "noise": self.noise.get_state(),
@@ -269,8 +271,7 @@ class Stack:
         steps = int(saved["t"])
         self.t = self.t.fill_(steps) if isinstance(self.t, Tensor) else steps
         self.losses = Losses(self.task.device, steps, saved["loss_sums"].tolist(), saved["losses"])
-        self.losses.first_bad.copy_(saved["first_bad"])
-        self.alive.copy_((self.losses.first_bad == 0)[:, None])
+        self.first_bad.copy_(saved["first_bad"])
 
 
 class _Graph:
@@ -312,26 +313,15 @@ class _Graph:
     def _take_in_place(self, batch: Batch) -> None:
         """Take a step and copy the results to where the graph reads them."""
         members = self.members
-        before = _tensors(members)
+        before = members.changing
         members.take(batch)
-        _copy_into(before, _tensors(members))
-        _restore(members, before)
+        _copy_into(_tensors(*before), _tensors(*members.changing))
+        members.w, members.state, members.buffers, members.carry, members.t = before
 
 
-def _tensors(members: Stack) -> list[Tensor]:
-    t = [members.t] if isinstance(members.t, Tensor) else []
-    flat = [kept for block in members.state for kept in block]
-    return [*members.w, *flat, *members.buffers.values(), *members.carry, *t]
-
-
-def _restore(members: Stack, tensors: Iterable[Tensor]) -> None:
-    rest = iter(tensors)
-    members.w = [next(rest) for _ in members.w]
-    members.state = [[next(rest) for _ in block] for block in members.state]
-    members.buffers = {name: next(rest) for name in members.buffers}
-    members.carry = tuple(next(rest) for _ in members.carry)
-    if isinstance(members.t, Tensor):
-        members.t = next(rest)
+def _tensors(w: Blocks, state: list[Blocks], buffers: dict[str, Tensor], carry: Carry, t: Scalar) -> list[Tensor]:
+    assert isinstance(t, Tensor)
+    return [*w, *(kept for block in state for kept in block), *buffers.values(), *carry, t]
 
 
 def _copy_into(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:

@@ -3,6 +3,8 @@
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 
+from avagrad.lab.models.small_conv import convolutions
+
 __all__ = ["DigitsConv", "DigitsMLP"]
 
 
@@ -37,12 +39,7 @@ class DigitsConv(nn.Module):
 
     def __init__(self, width: int = 16) -> None:
         super().__init__()
-        channels = (1, width, 2 * width, 4 * width)
-        layers: list[nn.Module] = []
-        for before, after, stride in zip(channels, channels[1:], (1, 2, 2), strict=False):
-            layers.append(nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False))
-            layers += [nn.BatchNorm2d(after), nn.ReLU()]
-        self.features = nn.Sequential(*layers, nn.Flatten())
+        self.features = nn.Sequential(*convolutions(1, width), nn.Flatten())
         self.classify = nn.Linear(4 * width * 2 * 2, 10)
 
     def forward(self, images: Tensor) -> Tensor:

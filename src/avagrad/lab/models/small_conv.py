@@ -1,5 +1,7 @@
 """A small network for CIFAR, for ensembles of hundreds."""
 
+from collections.abc import Iterator
+
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 
@@ -17,15 +19,17 @@ class SmallConv(nn.Module):
 
     def __init__(self, classes: int = 10, width: int = 16) -> None:
         super().__init__()
-        channels = (3, width, 2 * width, 4 * width)
-        layers: list[nn.Module] = []
-        for before, after, stride in zip(channels, channels[1:], (1, 2, 2), strict=False):
-            layers.append(nn.Conv2d(before, after, 3, stride=stride, padding=1, bias=False))
-            layers += [nn.BatchNorm2d(after), nn.ReLU()]
-        self.features = nn.Sequential(*layers)
-        self.classify = nn.Linear(channels[-1], classes)
+        self.features = nn.Sequential(*convolutions(3, width))
+        self.classify = nn.Linear(4 * width, classes)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores of the classes."""
         scores: Tensor = self.classify(self.features(images).mean((2, 3)))
         return scores
+
+
+def convolutions(before: int, width: int) -> Iterator[nn.Module]:
+    """Make three 3 x 3 convolutions, the last two strided, with BatchNorm and ReLU after each."""
+    for after, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
+        yield from (nn.Conv2d(before, after, 3, stride, padding=1, bias=False), nn.BatchNorm2d(after), nn.ReLU())
+        before = after

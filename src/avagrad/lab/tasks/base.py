@@ -14,7 +14,9 @@ from avagrad.names import look_up
 
 __all__ = ["Score", "Task", "digest", "stream"]
 
+Batch = tuple[Tensor, ...]
 Carry = tuple[Tensor, ...]
+_OF_RUN = ("data", "download", "seed", "device", "dtype")  # the fields that are not options
 
 
 class Score(NamedTuple):
@@ -75,11 +77,12 @@ class Task(ABC):
     scores_in_batches: ClassVar[bool] = False  # scores() needs no more memory than a training step
     fits_a_graph: ClassVar[bool] = True  # every step runs the same operations, on data that is on the device
 
-    data: str | None = field(default=None, metadata={"of": "run"})
-    download: bool = field(default=False, metadata={"of": "run"})
-    seed: int = field(default=0, metadata={"of": "run"})
-    device: str = field(default="cpu", metadata={"of": "run"})
-    dtype: torch.dtype = field(default=torch.float32, metadata={"of": "run"})
+    data: str | None = None
+    download: bool = False
+    seed: int = 0
+    device: str = "cpu"
+    dtype: torch.dtype = torch.float32
+    remarks: tuple[str, ...] = field(default=(), init=False)  # on the data, for readers of the results
     batch_size: int = 64
     full: bool = False  # also train on the validation part: for final runs, after all choices have been made
 
@@ -91,7 +94,7 @@ class Task(ABC):
         >>> task_class("digits").options()
         {'batch_size': 64, 'full': False, 'model': 'mlp'}
         """
-        return {item.name: item.default for item in fields(cls) if item.metadata.get("of") != "run"}
+        return {item.name: item.default for item in fields(cls) if item.init and item.name not in _OF_RUN}
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
@@ -108,18 +111,24 @@ class Task(ABC):
             default = look_up(f"{cls.name}: an option", name, known)
             kind = type(default)
             fits = isinstance(value, (int, float) if kind is float else kind)
-            if not fits or (isinstance(value, bool) and kind is not bool):
-                raise ValueError(
-                    f"{cls.name}: {name} is {value!r}, but must be {_KINDS[kind]}, as its default {default!r} is."
-                )
-        if options.get("batch_size", 1) < 1:
-            raise ValueError(f"{cls.name}: batch_size is {options['batch_size']}, but must be at least 1.")
+            fits = fits and (kind is bool or not isinstance(value, bool))
+            require(fits, f"{cls.name}: {name}", value, f"{_KINDS[kind]}, as its default {default!r} is")
+        size = options.get("batch_size", 1)
+        require(size >= 1, f"{cls.name}: batch_size", size, "at least 1")
+
+    def require(self, name: str, fits: bool, allowed: str) -> None:
+        """Reject the value of an option that is not allowed."""
+        require(fits, f"{self.name}: {name}", getattr(self, name), allowed)
 
     def require_at_least(self, least: int, *names: str) -> None:
         """Reject options below a minimum."""
         for name in names:
-            value = getattr(self, name)
-            require(value >= least, f"{self.name}: {name}", value, f"at least {least}")
+            self.require(name, getattr(self, name) >= least, f"at least {least}")
+
+    @property
+    def on_cuda(self) -> bool:
+        """Whether the device is a GPU."""
+        return torch.device(self.device).type == "cuda"
 
     @property
     @abstractmethod
@@ -135,13 +144,8 @@ class Task(ABC):
         return None
 
     @abstractmethod
-    def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Any, index: int) -> Batch:
         """Return one batch of an epoch, on the device; calls are in order, from any first index."""
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks on the data for readers of the results."""
-        return ()
 
     @abstractmethod
     def fingerprint(self) -> str:
@@ -152,9 +156,7 @@ class Task(ABC):
         return ()
 
     @abstractmethod
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
+    def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
         """Return the loss of a batch, and the next carry."""
 
     def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:

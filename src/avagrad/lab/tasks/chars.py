@@ -14,7 +14,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, python_documentation, read_texts
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
-from avagrad.lab.tasks.base import Carry, Task, digest
+from avagrad.lab.tasks.base import Batch, Carry, Task, digest
 
 __all__ = ["Chars"]
 
@@ -54,10 +54,13 @@ class Chars(Task):
     def __post_init__(self) -> None:
         self.require_at_least(1, "bptt", "embedding", "hidden", "layers")
         for name in ("weight_drop", "dropout_outside", "dropout_between", "dropout_embedding"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(f"chars: {name} is {getattr(self, name)}, but must be at least 0 and below 1.")
+            self.require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
         texts = self._texts()
-        self.alphabet, self._remarks = texts.alphabet, texts.remarks
+        self.alphabet, self.remarks = texts.alphabet, texts.remarks
+        idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]
+        if names := [name for name, is_set in idle if is_set and self.layers == 1]:
+            none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} had no effect."
+            self.remarks += (none,)
         parts = dict(texts.parts)
         sizes = {"train": self.batch_size, "validation": _EVALUATION_BATCH, "test": _EVALUATION_BATCH}
         least = 2  # characters in a row: one to read, one to predict
@@ -90,14 +93,6 @@ class Chars(Task):
         return digest([*self.rows.values(), torch.tensor([ord(letter) for letter in self.alphabet])])
 
     @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks on the text for readers of the results."""
-        idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]
-        names = [name for name, is_set in idle if is_set and self.layers == 1]
-        none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} had no effect."
-        return (*self._remarks, none) if names else self._remarks
-
-    @property
     def steps_per_epoch(self) -> int:
         """The number of pieces of the rows; the last one may be shorter."""
         return math.ceil((len(self.rows["train"]) - 1) / self.bptt)
@@ -107,7 +102,7 @@ class Chars(Task):
         dropouts = Dropouts(self.weight_drop, self.dropout_outside, self.dropout_between, self.dropout_embedding)
         return CharLSTM(len(self.alphabet), self.embedding, self.hidden, self.layers, dropouts)
 
-    def batch(self, order: None, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: None, index: int) -> Batch:
         """Return the next piece of the rows, and the same piece shifted by one character."""
         return self._piece(self.rows["train"], index)
 
@@ -120,9 +115,7 @@ class Chars(Task):
         assert isinstance(model, CharLSTM)
         return model.zero_state(self.batch_size)
 
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
+    def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
         """Return the cross-entropy of a piece in nats, and the state after it."""
         assert isinstance(model, CharLSTM)
         inputs, targets = batch

@@ -15,7 +15,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from avagrad.lab.data.cifar import SIDE, WANTED, Images, download_cifar, read_images
 from avagrad.lab.models.small_conv import SmallConv
 from avagrad.lab.models.wide_resnet import WideResNet
-from avagrad.lab.tasks.base import digest, stream
+from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification
 
 __all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
@@ -111,25 +111,26 @@ class Cifar(Classification):
     classes: int = 10
 
     def __post_init__(self) -> None:
-        if self.classes not in (10, 100):
-            raise ValueError(f"cifar: classes is {self.classes}, but must be 10 or 100.")
-        self.size = None if self.model == "small" else _size(self.model)
-        self.whole_epochs = torch.device(self.device).type == "cuda"
-        images = self._images()
-        self._remarks = images.remarks
-        self._take(images)
-        if self.batch_size > len(self.parts["train"][1]):
-            raise ValueError(
-                f"cifar: batch_size is {self.batch_size}, but there are only "
-                f"{len(self.parts['train'][1])} images to train on."
-            )
-
-    def _images(self) -> Images:
+        self.require("classes", self.classes in (10, 100), "10 or 100")
+        self.size = None if self.model == "small" else self._size()
+        self.whole_epochs = self.on_cuda
         if self.data is None:
             raise ValueError(f"cifar: data is not given, but must be: the task has no default data. {WANTED}")
         if self.download:
             download_cifar(self.data, self.classes)
-        return read_images(self.data, self.classes)
+        images = read_images(self.data, self.classes)
+        self.remarks = images.remarks
+        self._take(images)
+        self.check_batch_size()
+
+    def _size(self) -> tuple[int, int]:
+        """Return depth and width of a Wide ResNet from its name."""
+        found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", self.model, re.ASCII)
+        depth, width = (int(number) for number in found.groups()) if found else (0, 0)
+        deep = "wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a width W of at least 1"
+        allowed = f"{deep}, such as wrn-28-4 and wrn-28-10; or small, three convolutions"
+        self.require("model", depth >= 10 and depth % 6 == 4, allowed)
+        return depth, width
 
     def _take(self, images: Images) -> None:
         """Split the images, move them to the device, and compute the mean and the standard deviation."""
@@ -148,25 +149,11 @@ class Cifar(Classification):
         self.padded = torch.zeros(len(train), side, side, 3, dtype=torch.uint8, device=self.device)
         inside = self.padded[:, PAD:-PAD, PAD:-PAD]
         inside.copy_(chosen)
-        self.parts: dict[str, tuple[Tensor, Tensor]] = {
+        self.parts = {
             "train": (inside, labels[train].to(self.device)),
             "validation": (pixels[validation].to(self.device), labels[validation].to(self.device)),
             "test": (tests.to(self.device), test_labels.to(self.device)),
         }
-
-    def fingerprint(self) -> str:
-        """Return a digest of the data."""
-        return digest(tensor for part in self.parts.values() for tensor in part)
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks on the images for readers of the results."""
-        return self._remarks
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
-        return len(self.parts["train"][1]) // self.batch_size
 
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
@@ -180,7 +167,7 @@ class Cifar(Classification):
         made = self._made_in_chunks(moves) if self.whole_epochs else None
         return Epoch(moves, labels[moves.chosen], made)
 
-    def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Any, index: int) -> Batch:
         """Return one batch of an epoch: images and labels."""
         assert isinstance(order, Epoch)
         part = slice(index * self.batch_size, (index + 1) * self.batch_size)
@@ -216,18 +203,6 @@ class Cifar(Classification):
             loss = F.cross_entropy(scores, right, reduction="sum")
             sums = sums + torch.stack([loss, (scores.argmax(1) != right).sum()])
         return sums[0] / len(labels), 100 * sums[1] / len(labels)
-
-
-def _size(model: str) -> tuple[int, int]:
-    """Return depth and width of a Wide ResNet from its name."""
-    found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", model, re.ASCII)
-    depth, width = (int(number) for number in found.groups()) if found else (0, 0)
-    if depth < 10 or depth % 6 != 4:
-        raise ValueError(
-            f"cifar: model is {model!r}, but must be wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a "
-            "width W of at least 1, such as wrn-28-4 and wrn-28-10; or small, three convolutions."
-        )
-    return depth, width
 
 
 def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.models.digits import DigitsConv, DigitsMLP
-from avagrad.lab.tasks.base import digest, stream
+from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification
 from avagrad.names import look_up
 
@@ -37,15 +37,10 @@ class Digits(Classification):
         if self.data is not None or self.download:
             given = "download" if self.data is None else f"data is {self.data!r}, which"
             raise ValueError(f"digits: {given} is not allowed: the images come with scikit-learn.")
-        if self.batch_size < 2:
-            raise ValueError(f"digits: batch_size is {self.batch_size}, but must be at least 2, for BatchNorm.")
+        self.require("batch_size", self.batch_size >= 2, "at least 2, for BatchNorm")
         self.make_model = look_up("digits: model", self.model, _MODELS)
         self.parts = self._load()
-        if self.batch_size > len(self.parts["train"][1]):
-            raise ValueError(
-                f"digits: batch_size is {self.batch_size}, but there are only "
-                f"{len(self.parts['train'][1])} images to train on."
-            )
+        self.check_batch_size()
 
     def _load(self) -> dict[str, tuple[Tensor, Tensor]]:
         try:
@@ -68,15 +63,6 @@ class Digits(Classification):
             for part, index in (("train", train), ("validation", validation), ("test", test))
         }
 
-    def fingerprint(self) -> str:
-        """Return a digest of the data."""
-        return digest(tensor for part in self.parts.values() for tensor in part)
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
-        return len(self.parts["train"][1]) // self.batch_size
-
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
         return self.make_model()
@@ -84,9 +70,9 @@ class Digits(Classification):
     def order(self, epoch: int) -> Tensor:
         """Return a random order of the training images."""
         generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
-        return torch.randperm(len(self.parts["train"][1]), generator=generator).to(self.device)
+        return torch.randperm(self.training_images, generator=generator).to(self.device)
 
-    def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Tensor, index: int) -> Batch:
         """Return one batch of an epoch: images and labels."""
         images, labels = self.parts["train"]
         chosen = order[index * self.batch_size : (index + 1) * self.batch_size]

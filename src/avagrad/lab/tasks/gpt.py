@@ -16,7 +16,7 @@ from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from avagrad.lab.data.texts import python_documentation, read_texts
 from avagrad.lab.data.tokens import has_token_files, read_tokens
 from avagrad.lab.models.gpt import GPT
-from avagrad.lab.tasks.base import Carry, Task, digest, stream
+from avagrad.lab.tasks.base import Batch, Carry, Task, digest, stream
 
 __all__ = ["Gpt"]
 
@@ -58,11 +58,8 @@ class Gpt(Task):
     def __post_init__(self) -> None:
         self.require_at_least(1, "context", "layers", "heads", "width", "eval_tokens")
         self.require_at_least(0, "steps", "vocabulary")
-        if self.width % self.heads:
-            raise ValueError(f"gpt: width is {self.width}, but must be a multiple of heads, which is {self.heads}.")
-        if self.download:
-            raise ValueError("gpt: download is True, but must be False: pass a text file, or a folder of tokens.")
-        self._remarks: tuple[str, ...] = ()
+        self.require("width", self.width % self.heads == 0, f"a multiple of heads, which is {self.heads}")
+        self.require("download", not self.download, "False: pass a text file, or a folder of tokens")
         parts = self._read()
         if self.full:
             parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
@@ -90,19 +87,15 @@ class Gpt(Task):
             )
         if self.data is not None and has_token_files(self.data):
             parts: dict[str, Any] = dict(read_tokens(self.data))
-            self._remarks = ("the second half of val.bin is the test part.",)
+            self.remarks = ("the second half of val.bin is the test part.",)
             largest = max(_largest(tokens) for tokens in parts.values())
-            if self.vocabulary and largest >= self.vocabulary:
-                raise ValueError(
-                    f"gpt: vocabulary is {self.vocabulary}, but must be at least {largest + 1}, or 0: "
-                    f"there is the token {largest} in {self.data!r}."
-                )
+            allowed = f"at least {largest + 1}, or 0: there is the token {largest} in {self.data!r}"
+            self.require("vocabulary", not 0 < self.vocabulary <= largest, allowed)
             self.size = self.vocabulary or largest + 1
             return parts
-        if self.vocabulary:
-            raise ValueError(f"gpt: vocabulary is {self.vocabulary}, but must be 0 for a text.")
+        self.require("vocabulary", self.vocabulary == 0, "0 for a text")
         texts = python_documentation() if self.data is None else read_texts(self.data, self.encoding)
-        self.size, self._remarks = len(texts.alphabet), texts.remarks
+        self.size, self.remarks = len(texts.alphabet), texts.remarks
         return dict(texts.parts)
 
     def _placed(self, tokens: Any) -> Tensor:
@@ -116,11 +109,6 @@ class Gpt(Task):
     def fingerprint(self) -> str:
         """Return a digest of the tokens."""
         return digest([*self.parts.values(), torch.tensor(self.size)])
-
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks on the text for readers of the results."""
-        return self._remarks
 
     @property
     def steps_per_epoch(self) -> int:
@@ -143,7 +131,7 @@ class Gpt(Task):
             starts.append(windows[max(0, first - begin) : first + count - begin])
         return torch.cat(starts).view(-1, self.batch_size).to(self.parts["train"].device)
 
-    def batch(self, order: Tensor, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Tensor, index: int) -> Batch:
         """Return one batch of an epoch: windows, and the same windows shifted by one token."""
         return self._windows("train", order[index])
 
@@ -153,9 +141,7 @@ class Gpt(Task):
         found = _unsigned(tokens[places].to(self.device))
         return found[:, :-1].contiguous(), found[:, 1:].contiguous()
 
-    def loss(
-        self, model: nn.Module, batch: tuple[Tensor, ...], carry: Carry, noise: torch.Generator
-    ) -> tuple[Tensor, Carry]:
+    def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
         """Return the cross-entropy of a batch in nats."""
         inputs, targets = batch
         return F.cross_entropy(model(inputs).flatten(0, 1), targets.flatten()), ()

@@ -25,7 +25,7 @@ from torch.utils.data import DataLoader
 
 from avagrad.lab.data.imagenet import CLASSES, COMPLETE, WANTED, Key, Read, Reader, find_images, recoloured
 from avagrad.lab.models.resnet import ResNet
-from avagrad.lab.tasks.base import Score, stream
+from avagrad.lab.tasks.base import Batch, Score, stream
 from avagrad.lab.tasks.classification import Classification
 from avagrad.names import look_up
 
@@ -76,8 +76,7 @@ class ImageNet(Classification):
         self.make_model = look_up("imagenet: model", self.model, _MODELS)
         self.require_at_least(1, "batch_size", "size")
         self.require_at_least(-1, "workers")
-        if self.full:
-            raise ValueError("imagenet: full is True, but must be False: there is no separate validation part.")
+        self.require("full", not self.full, "False: there is no separate validation part")
         if self.data is None:
             raise ValueError(f"imagenet: data is not given, but must be: the task has no default data. {WANTED}")
         try:
@@ -90,12 +89,14 @@ class ImageNet(Classification):
         if not self.root.is_dir():
             raise FileNotFoundError(f"imagenet: data is {self.data!r}, which is not a folder. {WANTED}")
         self.classes, self.parts = find_images(self.root)
-        if self.batch_size > len(self.parts["train"].labels):
-            raise ValueError(
-                f"imagenet: batch_size is {self.batch_size}, but there are only {len(self.parts['train'].labels)} "
-                "images to train on."
-            )
-        self._on_cuda = torch.device(self.device).type == "cuda"
+        self.check_batch_size()
+        counts = {f"{part}/": (len(self.parts[part].labels), count, "images") for part, count in COMPLETE.items()}
+        counts["data"] = len(self.classes), CLASSES, "classes"
+        self.remarks = tuple(
+            f"{what} has {found:,} {things}, but ImageNet (ILSVRC 2012) has {complete:,}."
+            for what, (found, complete, things) in counts.items()
+            if found != complete
+        )
         self._batches: Iterator[Read | str] | None = None
         self._next = -1  # the step whose batch comes next
         # Before multiprocessing terminates them at exit, by a signal that they do not obey at once.
@@ -108,31 +109,15 @@ class ImageNet(Classification):
             total.update(repr(part.names.dtype).encode() + part.names.tobytes() + part.sizes.tobytes())
         return total.hexdigest()
 
-    @property
-    def remarks(self) -> tuple[str, ...]:
-        """Remarks on the images for readers of the results."""
-        counts = {f"{part}/": (len(self.parts[part].labels), count, "images") for part, count in COMPLETE.items()}
-        counts["data"] = len(self.classes), CLASSES, "classes"
-        return tuple(
-            f"{what} has {found:,} {things}, but ImageNet (ILSVRC 2012) has {complete:,}."
-            for what, (found, complete, things) in counts.items()
-            if found != complete
-        )
-
-    @property
-    def steps_per_epoch(self) -> int:
-        """The number of batches in an epoch; an incomplete last one is dropped (BatchNorm)."""
-        return len(self.parts["train"].labels) // self.batch_size
-
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
         return self.make_model(classes=len(self.classes))
 
     def order(self, epoch: int) -> Epoch:
         """Return an epoch's order: a function only of the seed and the number."""
-        return _drawn(self.seed, epoch, len(self.parts["train"].labels))
+        return _drawn(self.seed, epoch, self.training_images)
 
-    def batch(self, order: Any, index: int) -> tuple[Tensor, ...]:
+    def batch(self, order: Any, index: int) -> Batch:
         """Return one batch of an epoch: images and labels.
 
         Workers read ahead, from one epoch into the next; a batch that is not the next one restarts them.
@@ -157,7 +142,7 @@ class ImageNet(Classification):
                 batch_size=None,  # the reader returns whole batches
                 sampler=keys,
                 num_workers=workers,
-                pin_memory=self._on_cuda,
+                pin_memory=self.on_cuda,
                 worker_init_fn=_ignore_signals,
                 generator=torch.Generator(),  # else it would draw from the global one
             )

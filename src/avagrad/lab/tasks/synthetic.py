@@ -216,17 +216,14 @@ def run(
     """
     settings = Settings() if settings is None else settings
     report = progress or (lambda stage, done, total: None)
-    if isinstance(methods, str):
-        raise ValueError(f"synthetic: methods is {methods!r}, but must be a list of names.")
+    require(not isinstance(methods, str), "synthetic: methods", methods, "a list of names")
     names = tuple(dict.fromkeys(methods))
     fields = [(name, kept) for name in names for kept in look_up("synthetic: a method", name, METHODS)]
     if not names:
         raise ValueError("synthetic: methods is empty, but must name at least one method.")
 
-    state = torch.zeros(len(fields), settings.replicas, dtype=torch.float64, device="cpu")
-    for row, (_, kept) in zip(state, fields, strict=True):
-        if kept == "w":
-            row.fill_(settings.w1)
+    first = [[settings.w1 if kept == "w" else 0.0] for _, kept in fields]
+    state = torch.tensor(first, dtype=torch.float64, device="cpu").repeat(1, settings.replicas)
     hyper = _hyper(settings)
 
     report("compile", 0, settings.steps)
@@ -389,8 +386,7 @@ def _compiled(names: tuple[str, ...], bias_correction: bool, length: int, replic
     options["options"] = {"cpp.threads": 1}
     program = _program(names, bias_correction, length)
     compiled = cast(_Advance, torch.compile(program, fullgraph=True, dynamic=False, **options))
-    settings = Settings(steps=length, replicas=replicas)
     state = torch.zeros(sum(len(METHODS[n]) for n in names), replicas, dtype=torch.float64, device="cpu")
-    _, rare = next(samples(settings))
-    compiled(state, rare, torch.tensor(1.0, dtype=torch.float64, device="cpu"), _hyper(settings))
+    rare = torch.zeros(length, replicas, dtype=torch.bool, device="cpu")
+    compiled(state, rare, torch.tensor(1.0, dtype=torch.float64, device="cpu"), _hyper(Settings()))
     return compiled
