@@ -138,7 +138,7 @@ def sweep(
         objective,
         lr=lr,
         eps=eps,
-        optimizer=None if eps is None else optimizer,  # which would add an axis
+        optimizer=None if eps is None else optimizer,  # its name would add an eps axis
         storage=storage or place / "study.journal",
         name=search.pop("name", None) or f"{task}-{optimizer}",
         about=comparable(config),
