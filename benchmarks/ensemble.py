@@ -23,7 +23,6 @@ import torch
 from avagrad import bench
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
-from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import computing_with, seeded
 from avagrad.lab.methods import method
@@ -127,7 +126,7 @@ def cifar(arguments: argparse.Namespace) -> dict[str, Any]:
         task = Cifar(model="small", data=place, device=arguments.device)
     with computing_with(torch.get_num_threads(), precision=every[0].precision):
         forms = {"compile": arguments.compile, "graph": arguments.graph and on_cuda}
-        members = Stack(task, every, seeded(0, arguments.device), convolution=arguments.conv, **forms)
+        members = Stack(task, every, seeded(0, arguments.device), in_products=arguments.conv == "bmm", **forms)
         members.begin(0)
         order, per_epoch = task.order(0), task.steps_per_epoch
         _wait(on_cuda)
@@ -179,7 +178,7 @@ def main() -> None:
     parser.add_argument("--sample", type=int, default=5, help="digits: so many points by the trainer's loop")
     parser.add_argument("--members", type=int, default=441, help="cifar: networks trained together")
     parser.add_argument("--steps", type=int, default=20, help="cifar: steps in a round")
-    parser.add_argument("--conv", choices=CONVOLUTIONS, default="bmm")
+    parser.add_argument("--conv", choices=("grouped", "bmm"), default="bmm")
     parser.add_argument("--precision", default="bf16")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--compile", action=argparse.BooleanOptionalAction, default=True)

@@ -176,18 +176,18 @@ def test_weight_decay_may_differ_from_member_to_member(tmp_path: Path, optimizer
     assert_is_the_trainers(*trained(members), members, tmp_path)
 
 
-@pytest.mark.parametrize("convolution", ["grouped", "bmm"])
-def test_convolutions_are_the_trainers(tmp_path: Path, convolution: str) -> None:
+@pytest.mark.parametrize("in_products", [False, True])
+def test_convolutions_are_the_trainers(tmp_path: Path, in_products: bool) -> None:
     options: dict[str, Any] = {"model": "conv", "batch_size": 100}
     members = configs("Digits64", "avagrad", GRID[:2], task_options=options, epochs=1, milestones=())
-    assert_is_the_trainers(*trained(members, convolution=convolution), members, tmp_path)
+    assert_is_the_trainers(*trained(members, in_products=in_products), members, tmp_path)
 
 
-@pytest.mark.parametrize("convolution", ["grouped", "bmm"])
-def test_the_small_network_for_cifar_is_the_trainers(tmp_path: Path, images: str, convolution: str) -> None:
+@pytest.mark.parametrize("in_products", [False, True])
+def test_the_small_network_for_cifar_is_the_trainers(tmp_path: Path, images: str, in_products: bool) -> None:
     options = {"model": "small", "batch_size": 18}
     members = configs("Cifar64", "adam", GRID[:3], task_options=options, data=images, epochs=3)
-    assert_is_the_trainers(*trained(members, convolution=convolution), members, tmp_path)
+    assert_is_the_trainers(*trained(members, in_products=in_products), members, tmp_path)
 
 
 def test_the_lstm_with_its_masks_and_its_carried_state_is_the_trainers(tmp_path: Path, text: str) -> None:
@@ -389,9 +389,9 @@ def test_bad_input_is_answered_with_one_sentence(tmp_path: Path, capsys: pytest.
     config = configure("digits", "adam", epochs=1)
     cases: list[tuple[dict[str, Any], str]] = [
         ({"points": []}, "points is empty, but must have at least one point."),
+        ({"points": [(0.1, None, 0)] * 2}, "points has lr=0.1 seed=0 twice, but must have each point once."),
         ({"members_at_once": 0}, "members_at_once is 0, but must be a whole number of at least 1, or None."),
         ({"save_every": -1.0}, "save_every is -1.0, but must be a number of seconds of at least 0."),
-        ({"convolution": "fast"}, "convolution is 'fast', but must be one of grouped, bmm."),
         ({"points": [(-1.0, 0.1, 0)]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"points": [(1.0, 0.1, -1)]}, "seed is -1, but must be a whole number of at least 0."),
     ]
@@ -421,7 +421,7 @@ def test_a_compiler_can_follow_the_whole_step(tmp_path: Path, monkeypatch: pytes
     for optimizer, model, options in (("avagrad", "conv", {}), ("adashift", "mlp", {"keep": 2})):
         settings: dict[str, Any] = {"task_options": {"model": model}, "optimizer_options": options}
         members = configs("Digits64", optimizer, GRID, epochs=1, milestones=(), **settings)
-        (one, _), (other, _) = (trained(members, convolution="bmm", compile=compiles) for compiles in (False, True))
+        (one, _), (other, _) = (trained(members, in_products=True, compile=compiles) for compiles in (False, True))
         assert one.first_bad.tolist() == other.first_bad.tolist()
         for a, b in zip(one.w, other.w, strict=True):
             torch.testing.assert_close(a[:3], b[:3], rtol=1e-9, atol=1e-9)

@@ -4,8 +4,6 @@ import math
 import numbers
 from typing import Any
 
-__all__ = ["is_number", "is_whole", "require"]
-
 
 def is_number(value: Any) -> bool:
     """Return whether a value is a finite number.

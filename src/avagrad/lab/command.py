@@ -16,8 +16,6 @@ from avagrad.lab.tasks import TASKS, task_class
 from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 
-__all__ = ["Lines", "guarded", "main", "run", "summary"]
-
 
 def _free_folder(config: Config) -> Path:
     """Create a new folder under runs/; other commands may do so at the same time."""
@@ -30,14 +28,7 @@ def _free_folder(config: Config) -> Path:
 
 
 def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -> tuple[dict[str, Any], Path]:
-    """Run a training from command-line options; return the result and its folder. ``given`` has names of OPTIONS.
-
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     result, folder = run("digits", {"epochs": 1, "out": place, "option": ["model=mlp"]})
-    >>> result["steps"]
-    15
-    """
+    """Run a training from command-line options; return the result and its folder. ``given`` has names of OPTIONS."""
     if given.get("resume") and given.get("out") is None:
         raise ValueError("resume is given without out: name the folder of the run to resume.")
     config = config_from(task, given)
@@ -97,11 +88,7 @@ def summary(result: Mapping[str, Any], unit: str) -> str:
 
 
 def guarded(work: Callable[[], int]) -> int:
-    """Run a command and return its exit code: an error is printed as one line, and its code is 2.
-
-    >>> guarded(lambda: 0)
-    0
-    """
+    """Run a command and return its exit code: an error is printed as one line, and its code is 2."""
     try:
         return work()
     except Stopped as stopped:
@@ -113,11 +100,7 @@ def guarded(work: Callable[[], int]) -> int:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code.
-
-    >>> main(["digits", "--epochs", "0"])
-    2
-    """
+    """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser("python -m avagrad.lab.train", description="Train a model.", allow_abbrev=False)
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
     add_options(parser, OPTIONS.values())

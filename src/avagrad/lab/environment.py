@@ -15,8 +15,6 @@ import torch
 import avagrad
 from avagrad.lab.tasks.base import stream
 
-__all__ = ["about", "computing_with", "generator_states", "seeded", "set_generator_states"]
-
 
 @contextlib.contextmanager
 def computing_with(threads: int, *, precision: str = "float32", deterministic: bool = False) -> Iterator[None]:
@@ -25,10 +23,6 @@ def computing_with(threads: int, *, precision: str = "float32", deterministic: b
     With one thread, subnormal numbers are flushed to zero. A model that is dying (an LSTM at too high a learning rate)
     computes mostly with them, ten times slower. torch sets this for the current thread only; with several threads, the
     results would depend on when the others were started.
-
-    >>> with computing_with(1):
-    ...     torch.get_num_threads()
-    1
     """
     matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
     before = torch.get_num_threads(), _flushes_denormals()
@@ -55,11 +49,7 @@ def _flushes_denormals() -> bool:
 
 
 def seeded(seed: int, device: str) -> torch.Generator:
-    """Seed all global generators for a run, and return the generator of the randomness inside its steps.
-
-    >>> torch.equal(torch.rand(2, generator=seeded(1, "cpu")), torch.rand(2, generator=seeded(1, "cpu")))
-    True
-    """
+    """Seed all global generators for a run, and return the generator of the randomness inside its steps."""
     global_seed = stream(seed, "global")
     torch.manual_seed(global_seed)
     random.seed(global_seed)
@@ -68,11 +58,7 @@ def seeded(seed: int, device: str) -> torch.Generator:
 
 
 def generator_states(device: str) -> dict[str, Any]:
-    """Return the states of all global generators, for a checkpoint.
-
-    >>> sorted(generator_states("cpu"))
-    ['numpy', 'python', 'torch']
-    """
+    """Return the states of all global generators, for a checkpoint."""
     legacy: Any = numpy.random.get_state()
     name, keys, position, has_gauss, gauss = legacy
     states = {
@@ -101,11 +87,7 @@ def set_generator_states(device: str, states: dict[str, Any]) -> None:
 
 
 def about() -> dict[str, Any]:
-    """Return the facts that a result can be traced by: versions, commit, machine.
-
-    >>> sorted(about())
-    ['commit', 'machine', 'versions']
-    """
+    """Return the facts that a result can be traced by: versions, commit, machine."""
     versions = {"avagrad": avagrad.__version__, "torch": str(torch.__version__), "numpy": numpy.__version__}
     versions["python"] = platform.python_version()
     machine: dict[str, Any] = {"processor": platform.machine(), "cores": os.cpu_count()}

@@ -8,16 +8,10 @@ from typing import Any
 
 from avagrad.lab.config import SETTINGS, Config, configure
 
-__all__ = ["OPTIONS", "SEARCH_OPTIONS", "Option", "add_options", "config_from", "describe", "parse_settings"]
-
 
 @dataclass(frozen=True)
 class Option:
-    """An option of a command. A bool is a flag, with --no-NAME if it is on by default; a list option may be repeated.
-
-    >>> OPTIONS["weight_decay"].flags
-    ('--weight-decay',)
-    """
+    """An option of a command: a bool is a flag, with --no-NAME if it is on by default; a list may be repeated."""
 
     name: str
     kind: type
@@ -86,13 +80,7 @@ SEARCH_OPTIONS = {option.name: option for option in _SEARCH_TABLE}
 
 
 def add_options(parser: argparse.ArgumentParser, options: Iterable[Option]) -> None:
-    """Add options to a parser.
-
-    >>> parser = argparse.ArgumentParser()
-    >>> add_options(parser, [OPTIONS["lr"], OPTIONS["option"]])
-    >>> parser.parse_args(["--lr", "0.1", "-o", "width=3"])
-    Namespace(lr=0.1, option=['width=3'])
-    """
+    """Add options to a parser."""
     for option in options:
         if option.kind is bool:
             action = argparse.BooleanOptionalAction if option.default else "store_true"

@@ -10,8 +10,6 @@ from typing import Any
 
 from avagrad.lab.methods import Sourced
 
-__all__ = ["OWN", "PRESETS", "default_preset"]
-
 
 def _preset(**by_source: Mapping[str, Any]) -> dict[str, Sourced]:
     return {name: Sourced(value, source) for source, values in by_source.items() for name, value in values.items()}

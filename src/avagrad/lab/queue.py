@@ -32,7 +32,7 @@ from avagrad.lab.run import Callback
 from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 
-__all__ = ["QUEUE_OPTIONS", "Entry", "main", "read_queue", "run_queue"]
+__all__ = ["Entry", "read_queue", "run_queue"]
 
 _EXCLUDED = ("resume", "save_every", "download", "dry_run")
 QUEUE_OPTIONS = [
@@ -137,11 +137,7 @@ def run_queue(
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code.
-
-    >>> main(["nowhere.txt"])
-    2
-    """
+    """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser("python -m avagrad.lab.queue", allow_abbrev=False)
     parser.description = "Process a queue of runs."
     parser.add_argument("file", type=Path, help="a run on each line, with the arguments of avagrad train")

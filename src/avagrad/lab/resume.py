@@ -10,19 +10,9 @@ from avagrad.lab.run import Callback
 from avagrad.lab.train import train
 from avagrad.tune.space import Point
 
-__all__ = ["resume_run"]
-
 
 def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str, Any]:
-    """Resume the training or the ensemble in a folder, and return the content of its ``result.json``.
-
-    >>> import tempfile
-    >>> from avagrad.lab.config import configure
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     first = train(configure("digits", epochs=1), place)
-    ...     resume_run(place) == first
-    True
-    """
+    """Resume the training or the ensemble in a folder, and return the content of its ``result.json``."""
     place = RunFolder(Path(folder))
     written = place.read_json(CONFIG).get("config")
     if not isinstance(written, dict) or "optimizer" not in written:
@@ -32,6 +22,5 @@ def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str
     points = [Point.from_key(key) for key in written["points"]]
     own = {name: value for name, value in points[0]._asdict().items() if value is not None}
     config = Config.from_json({**written, **own, "compile": False})
-    options = {"compile": written["compile"], "convolution": written["convolution"]}
-    train_ensemble(config, points, place.path, resume=True, callback=callback, **options)
+    train_ensemble(config, points, place.path, resume=True, callback=callback, compile=written["compile"])
     return place.read_result() or {}

@@ -13,8 +13,6 @@ from torch.optim.optimizer import Optimizer, ParamsT
 from avagrad.lab.torch_rules import adam_direction
 from avagrad.optim.baselines import with_l2
 
-__all__ = ["RmsAdam"]
-
 
 class RmsAdam(Optimizer):
     """Adam with each step divided by its root mean square over all parameters that have a gradient; L2 decay.

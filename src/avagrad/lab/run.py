@@ -22,8 +22,6 @@ from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.base import Task
 from avagrad.stopping import Stopped, StopRequest, catch_signals
 
-__all__ = ["Callback", "OpenRun", "Run", "open_run"]
-
 # A resumed run may find its data elsewhere (they are compared by content), and keeps its number of threads.
 _MAY_DIFFER = {"sources", "data", "threads"}
 _DEFAULTS = {x.name: x.default for x in dataclasses.fields(Config) if x.default is not dataclasses.MISSING}
@@ -31,10 +29,7 @@ CHECKS_EVERY = 64  # steps between reads of a GPU's counters, each of which sync
 
 
 class Callback:
-    """Callbacks of a run; the base class ignores them.
-
-    >>> Callback().on_record({"step": 1})
-    """
+    """Callbacks of a run; the base class ignores them."""
 
     def on_start(self, config: Config, done: int, total: int) -> None:
         """Called when a run begins, or is resumed after ``done`` of ``total`` steps."""
@@ -48,11 +43,7 @@ class Callback:
 
 @dataclasses.dataclass(frozen=True)
 class OpenRun:
-    """The resources of an open run.
-
-    >>> OpenRun(RunFolder(Path("runs/x")), {}, {}, None, StopRequest(), 30.0, None).folder.path.name
-    'x'
-    """
+    """The resources of an open run."""
 
     folder: RunFolder
     facts: dict[str, Any]  # about this process: versions, commit, data, remarks
@@ -78,14 +69,6 @@ def open_run(
 
     The data of ``task`` are compared with those that the run was begun on. ``identity`` identifies the run, as JSON; by
     default it is the Config.
-
-    >>> import tempfile
-    >>> from avagrad.lab.config import configure
-    >>> from avagrad.lab.tasks import task_class
-    >>> with tempfile.TemporaryDirectory() as place:
-    ...     with open_run(configure("digits"), task_class("digits")(), place) as opened:
-    ...         opened.result is None, sorted(path.name for path in Path(place).iterdir())
-    (True, ['config.json'])
     """
     require(save_every >= 0, "save_every", save_every, "a number of seconds of at least 0")
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
@@ -104,11 +87,7 @@ def open_run(
 
 
 class Run(ABC):
-    """A run in progress. Everything that changes during the run is in :meth:`state_dict`.
-
-    >>> sorted(Run.__abstractmethods__)
-    ['load_state_dict', 'state_dict']
-    """
+    """A run in progress. Everything that changes during the run is in :meth:`state_dict`."""
 
     def __init__(self, opened: OpenRun, callback: Callback | None = None) -> None:
         self.folder, self.facts = opened.folder, opened.facts

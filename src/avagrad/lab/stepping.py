@@ -13,18 +13,11 @@ from torch.optim import Optimizer
 
 from avagrad.lab.tasks.base import Carry, Task
 
-__all__ = ["PRECISIONS", "GraphStep", "Losses", "Step", "autocast"]
-
 PRECISIONS = ("float32", "tf32", "bf16")
 
 
 def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
-    """Return the autocast context for a precision; ``keep`` caches weights that were cast.
-
-    >>> with autocast("float32", "cpu"):
-    ...     (torch.ones(1, 1) @ torch.ones(1, 1)).dtype
-    torch.float32
-    """
+    """Return the autocast context for a precision; ``keep`` caches weights that were cast."""
     if precision != "bf16":
         return contextlib.nullcontext()
     return torch.autocast(torch.device(device).type, dtype=torch.bfloat16, cache_enabled=keep)
@@ -126,9 +119,6 @@ class GraphStep(Step):
 
     A batch of another shape than the recorded one (the end of a text) is taken eagerly, with the gradients in the same
     memory, where the optimizer in the graph reads them.
-
-    >>> issubclass(GraphStep, Step)  # made and called as a Step is
-    True
     """
 
     _caches_casts = False  # a cast belongs to one step of the graph; and code compiled in the first steps stays valid

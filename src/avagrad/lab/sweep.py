@@ -14,7 +14,7 @@ from avagrad.lab.train import train
 from avagrad.tune.records import Record
 from avagrad.tune.space import USUAL_AXES, Axis, Point
 
-__all__ = ["ENGINES", "TaskObjective", "comparable", "default_axes", "sweep"]
+__all__ = ["comparable", "default_axes", "sweep"]
 
 ENGINES = ("runs", "ensemble")
 # Settings that differ between points, or that change results only in the last digits.
@@ -38,10 +38,6 @@ class TaskObjective:
     """Trains a task at a point, in its own folder, and returns the validation error at the end.
 
     A point that is run again resumes from its last checkpoint. The weights of a finished run are not kept.
-
-    >>> from avagrad.lab.config import configure
-    >>> TaskObjective(configure("digits", "sgd"), "runs/x").config.task
-    'digits'
     """
 
     config: Config  # of all points, except for lr, eps and seed

@@ -9,8 +9,6 @@ from torch import Tensor
 from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import Scalar, bias_correction_of, sqrt, where
 
-__all__ = ["adam_direction", "adam_step", "sgd_step"]
-
 
 def sgd_step(
     w: Tensor,

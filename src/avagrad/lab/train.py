@@ -30,7 +30,7 @@ from avagrad.lab.tasks.base import Task
 from avagrad.optim.param_groups import no_decay_groups
 from avagrad.stopping import Stopped
 
-__all__ = ["Stopped", "Training", "train"]
+__all__ = ["Stopped", "train"]
 
 T = TypeVar("T")
 
@@ -75,11 +75,7 @@ def train(
 
 
 class Training(Run):
-    """The training of one model, run by :func:`train`.
-
-    >>> issubclass(Training, Run)
-    True
-    """
+    """The training of one model, run by :func:`train`."""
 
     def __init__(self, config: Config, task: Task, opened: OpenRun, callback: Callback | None) -> None:
         super().__init__(opened, callback)

@@ -9,25 +9,18 @@ from typing import Any
 
 from avagrad.lab.checks import require
 from avagrad.lab.command import Lines, guarded
-from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.run import RECORDS, train_ensemble
 from avagrad.lab.options import OPTIONS, add_options, config_from, describe
 from avagrad.lab.sweep import default_axes
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.tune.space import Point, Space, axis
 
-__all__ = ["main"]
-
 _AXES = "'paper', 'paper-chars', low:high:count, or comma-separated numbers; default: the paper's for the task"
 _EXCLUDED = ("seed", "no_graph", "compile", "deterministic")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line; return its exit code.
-
-    >>> main(["digits", "--out", "x", "--seeds", "0"])
-    2
-    """
+    """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser("python -m avagrad.lab.ensemble", allow_abbrev=False)
     parser.description = "Train a task at every lr and eps of a grid, all at once."
     parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
@@ -35,7 +28,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     add_options(parser, [*axes, *(x for x in OPTIONS.values() if x.name not in ("lr", "eps", *_EXCLUDED))])
     parser.add_argument("--seeds", type=int, default=1, help="number of seeds per cell")
     parser.add_argument("--members-at-once", type=int, help="number of points that are trained together")
-    parser.add_argument("--convolution", choices=CONVOLUTIONS, help="how a stack of convolutions is computed")
     for name, what in (("compile", "compile the step"), ("graph", "on a GPU, record the step as a graph")):
         parser.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=None, help=what)
     given = vars(parser.parse_args(arguments))
@@ -56,7 +48,7 @@ def _train(given: dict[str, Any]) -> int:
         print(f"{len(points)} points, {len(lr or [])} lr x {len(eps or [])} eps x {given['seeds']} seeds, of")
         print(describe(config))
         return 0
-    options = {name: given[name] for name in ("resume", "members_at_once", "convolution", "compile", "download")}
+    options = {name: given[name] for name in ("resume", "members_at_once", "compile", "download")}
     if given["save_every"] is not None:
         options["save_every"] = given["save_every"]
     records = train_ensemble(config, points, given["out"], callback=Lines(), **options)

@@ -5,13 +5,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from avagrad.lab.checks import require
 from avagrad.lab.models.char_lstm import CharLSTM
 from avagrad.lab.models.gpt import GPT
-
-__all__ = ["CONVOLUTIONS", "PlainBatchNorm", "ProductConv", "stackable"]
-
-CONVOLUTIONS = ("grouped", "bmm")
 
 
 class ProductConv(nn.Conv2d):
@@ -79,55 +74,20 @@ class PlainBatchNorm(_BatchNorm):
         return torch.addcmul(self.bias.view(shape), centred, factor.view(shape)).to(dtype)
 
 
-class ColumnLinear(nn.Linear):
-    """A linear layer with a column-major output: the values of one unit for all images are contiguous.
-
-    >>> x, layer = torch.randn(5, 3), ColumnLinear(3, 4)
-    >>> torch.allclose(layer(x), F.linear(x, layer.weight, layer.bias), atol=1e-6), layer(x).stride()
-    (True, (1, 5))
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of a linear layer."""
-        if x.dim() != 2:
-            return super().forward(x)
-        y = self.weight @ x.t()
-        return (y if self.bias is None else y + self.bias[:, None]).t()
-
-
-class ColumnBatchNorm(nn.BatchNorm1d):
-    """BatchNorm of a column-major input: for a stack, torch's own without copies.
-
-    >>> x, layer, other = torch.randn(8, 3), ColumnBatchNorm(3), nn.BatchNorm1d(3)
-    >>> torch.allclose(layer(x), other(x), atol=1e-6), torch.allclose(layer.running_var, other.running_var)
-    (True, True)
-    """
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Return the output of BatchNorm, and update its statistics."""
-        return super().forward(x) if x.dim() != 2 else super().forward(x.t()[None])[0].t()
-
-
-def stackable(model: nn.Module, convolution: str = "grouped") -> nn.Module:
+def stackable(model: nn.Module, *, in_products: bool = False) -> nn.Module:
     """Return the model with its layers changed to ones that run under vmap; parameters and buffers are unchanged.
 
-    ``convolution`` is "grouped" (torch's own, which vmap turns into a grouped convolution) or "bmm".
+    With ``in_products`` convolutions are matrix products: faster on a GPU, and with a compiler.
 
-    >>> model = stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), "bmm")
+    >>> model = stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), in_products=True)
     >>> type(model[0]).__name__
     'ProductConv'
     """
-    require(convolution in CONVOLUTIONS, "convolution", convolution, f"one of {', '.join(CONVOLUTIONS)}")
-    in_products = convolution == "bmm"
     for layer in model.modules():
         if isinstance(layer, CharLSTM | GPT):
             layer.in_products = True
         elif in_products and type(layer) is nn.Conv2d and _is_plain(layer):
             layer.__class__ = ProductConv  # its attributes stay the same
-        elif type(layer) is nn.Linear:
-            layer.__class__ = ColumnLinear
-        elif type(layer) is nn.BatchNorm1d:
-            layer.__class__ = ColumnBatchNorm
         elif in_products and type(layer) is nn.BatchNorm2d and _is_usual(layer):
             layer.__class__ = PlainBatchNorm  # type: ignore[assignment]
     return model

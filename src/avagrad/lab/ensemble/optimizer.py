@@ -23,8 +23,6 @@ from avagrad.optim.adopt import ADOPT, adopt_step
 from avagrad.optim.baselines import with_l2
 from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
 
-__all__ = ["Layout", "StackedOptimizer", "wants_blocks"]
-
 Blocks = list[Tensor]  # each (members, numbers)
 _PER_MEMBER = ("lr", "base_lr", "eps", "weight_decay")  # may differ between members
 # Options of the classes that choose an implementation; the ensemble has its own.
@@ -64,11 +62,7 @@ class Layout:
 
 
 def wants_blocks(name: str) -> bool:
-    """Return whether a method needs each tensor in its own block: AdaShift has one second moment per tensor.
-
-    >>> wants_blocks("adashift"), wants_blocks("adam")
-    (True, False)
-    """
+    """Return whether a method needs each tensor in its own block: AdaShift has one second moment per tensor."""
     return method(name).make is AdaShift
 
 
@@ -129,18 +123,11 @@ class StackedOptimizer:
                 kept.insert(0, torch.zeros_like(block[:, 0] if shared else block))
         return state
 
-    def step(
-        self, w: Blocks, g: Blocks, state: list[Blocks], t: Scalar, lr: Tensor, rows: slice = slice(None)
-    ) -> tuple[Blocks, list[Blocks]]:
-        """Return parameters and state after the ``t``-th step; with ``rows``, of these members only.
-
-        Rows of different members are never mixed.
-        """
-        if rows != slice(None):
-            w, g, state = _cut(w, rows), _cut(g, rows), [_cut(kept, rows) for kept in state]
+    def step(self, w: Blocks, g: Blocks, state: list[Blocks], t: Scalar, lr: Tensor) -> tuple[Blocks, list[Blocks]]:
+        """Return parameters and state after the ``t``-th step; rows of different members are never mixed."""
         if self.clip is not None:
             g = _clipped(g, self.clip)
-        columns = {name: column[rows] for name, column in (self.columns | {"lr": lr}).items()}
+        columns = self.columns | {"lr": lr}
         move = self._mover(state, t, self.hyper | columns)
         weight_decay = columns.get("weight_decay", self.hyper["weight_decay"])
         decays = [weight_decay if decays else 0.0 for decays in self.decays]
@@ -254,7 +241,3 @@ def _clipped(g: Blocks, most: float) -> Blocks:
     total = torch.linalg.vector_norm(norms, dim=1, keepdim=True) if len(g) > 1 else norms
     factor = (most / (total + 1e-6)).clamp(max=1.0)
     return [block * factor for block in g]
-
-
-def _cut(blocks: Blocks, rows: slice) -> Blocks:
-    return [block[rows] for block in blocks]

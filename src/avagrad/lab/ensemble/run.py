@@ -1,12 +1,5 @@
 """Many runs at once on one device, each with its own lr and eps: a whole heat map as one computation.
 
->>> import tempfile
->>> from avagrad.lab.config import configure
->>> with tempfile.TemporaryDirectory() as place:
-...     records = train_ensemble(configure("digits", "adam", epochs=2), [(0.001, 1e-8, 0), (0.01, 0.1, 0)], place)
->>> [record.point.key for record in records], all(record.value < 90 for record in records)
-(['lr=0.001 eps=1e-08 seed=0', 'lr=0.01 eps=0.1 seed=0'], True)
-
 Each run gives the numbers of the trainer with the same settings and seed, up to the last digits. It needs only torch
 and numpy (and scikit-learn for the digits)::
 
@@ -26,7 +19,6 @@ import torch
 
 from avagrad.lab.checks import is_whole, require
 from avagrad.lab.config import Config, optimizer_arguments
-from avagrad.lab.ensemble.layers import CONVOLUTIONS
 from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded
 from avagrad.lab.folder import CHECKPOINT
@@ -37,8 +29,6 @@ from avagrad.lab.tasks.base import Task
 from avagrad.lab.tasks.classification import Classification
 from avagrad.tune.records import Record, read_records, write_records
 from avagrad.tune.space import Point, axis
-
-__all__ = ["train_ensemble"]
 
 RECORDS = "records.jsonl"
 # Parameters, and inputs, of all members together that fit well enough in a CPU's caches; with fewer members, calling
@@ -57,7 +47,6 @@ def train_ensemble(
     callback: Callback | None = None,
     save_every: float = 30.0,
     members_at_once: int | None = None,
-    convolution: str | None = None,
     compile: bool | None = None,
     download: bool = False,
 ) -> list[Record]:
@@ -75,20 +64,19 @@ def train_ensemble(
         callback: called during the run.
         save_every: seconds between checkpoints.
         members_at_once: the number of points that are trained together; None chooses by the device's memory or caches.
-        convolution: "grouped" or "bmm"; None is "bmm" on CUDA and if the step is compiled, else "grouped".
         compile: compile the whole step; None does so for images on CUDA.
         download: allow the task to download its data.
 
-    >>> train_ensemble(None, [(0.1, None, 0), (0.1, None, 0)], "x")
-    Traceback (most recent call last):
-    ...
-    ValueError: points has lr=0.1 seed=0 twice, but must have each point once.
+    >>> import tempfile
+    >>> from avagrad.lab.config import configure
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     records = train_ensemble(configure("digits", "adam", epochs=2), [(0.001, 1e-8, 0), (0.01, 0.1, 0)], place)
+    >>> [record.point.key for record in records], all(record.value < 90 for record in records)
+    (['lr=0.001 eps=1e-08 seed=0', 'lr=0.01 eps=0.1 seed=0'], True)
     """
     points = _checked(points)
     fits = members_at_once is None or is_whole(members_at_once, 1)
     require(fits, "members_at_once", members_at_once, "a whole number of at least 1, or None")
-    if convolution not in (None, *CONVOLUTIONS):
-        raise ValueError(f"convolution is {convolution!r}, but must be one of {', '.join(CONVOLUTIONS)}.")
     if config.sources.get("threads") != "given":  # a preset's number is meant for one of many processes
         config = dataclasses.replace(config, threads=torch.get_num_threads())
     configs = [config.at(*point) for point in points]
@@ -99,17 +87,16 @@ def train_ensemble(
     if task_class(config.task).scores is Task.scores:
         raise ValueError(f"task is {config.task!r}, but must be one that implements scores().")
     task = new_task(configs[0], download)
-    if task.on_cuda and convolution == "grouped":
-        raise ValueError("convolution is 'grouped', but must be 'bmm' on CUDA, which is twice as fast there.")
     compiles = (task.on_cuda and isinstance(task, Classification)) if compile is None else compile
-    convolution = convolution or ("bmm" if compiles or task.on_cuda else "grouped")
+    in_products = compiles or task.on_cuda
     on_axes = {"seed", *(name for name, value in points[0]._asdict().items() if value is not None)}
     identity = {name: value for name, value in config.as_json().items() if name not in on_axes}
-    identity |= {"points": [point.key for point in points], "compile": compiles, "convolution": convolution}
+    identity |= {"points": [point.key for point in points], "compile": compiles}
+    identity["convolution"] = "bmm" if in_products else "grouped"  # as in folders of earlier versions
     with open_run(config, task, out, identity=identity, resume=resume, save_every=save_every) as opened:
         if opened.result is not None:
             return read_records(opened.folder.path / RECORDS)
-        options = {"convolution": convolution, "compile": compiles, "graph": config.graph}
+        options = {"in_products": in_products, "compile": compiles, "graph": config.graph}
         return Ensemble(configs, points, task, opened, callback, members_at_once, options).run()
 
 
@@ -130,11 +117,7 @@ def _checked(given: Sequence[Point | tuple[float | None, float | None, int]]) ->
 
 
 class Ensemble(Run):
-    """The training of all points, a group of one seed at a time; run by :func:`train_ensemble`.
-
-    >>> issubclass(Ensemble, Run)
-    True
-    """
+    """The training of all points, a group of one seed at a time; run by :func:`train_ensemble`."""
 
     def __init__(
         self,
@@ -158,6 +141,7 @@ class Ensemble(Run):
 
     @property
     def total(self) -> int:
+        """The number of steps of a point."""
         return self.configs[0].epochs * self.task.steps_per_epoch
 
     def run(self) -> list[Record]:
@@ -200,7 +184,7 @@ class Ensemble(Run):
 
     def _members_that_fit(self, places: list[int]) -> int:
         """Return the default number of members that are trained together: by memory on a GPU, by caches on a CPU."""
-        probe = self._made(places[: _PROBE if self.task.on_cuda else 1], convolution=self.options["convolution"])
+        probe = self._made(places[: _PROBE if self.task.on_cuda else 1], in_products=self.options["in_products"])
         batch = self.task.batch(self.task.order(0), 0)
         if not self.task.on_cuda:
             return max(2, min(_PARAMETERS // probe.layout.numbers, _INPUTS // batch[0].numel()))

@@ -21,10 +21,6 @@ from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.optim.param_groups import no_decay_groups
 from avagrad.optim.rules import Scalar
 
-__all__ = ["Stack"]
-
-_PIECE = 2**17  # numbers that are updated at a time on a CPU: with temporaries, they stay in its caches
-
 
 class _FunctionalTask(nn.Module):
     """A task and its model as one module, so that ``functional_call`` can replace the model's parameters."""
@@ -45,7 +41,7 @@ class Stack:
         task: the task, with the members' seed.
         configs: one for each member; they differ only in lr and eps.
         noise: the generator of the randomness inside a step.
-        convolution: "grouped" or "bmm", see :func:`avagrad.lab.ensemble.layers.stackable`.
+        in_products: compute convolutions as matrix products.
         compile: compile the whole step (torch.compile).
         graph: record the step as a CUDA graph, and replay it.
 
@@ -66,12 +62,12 @@ class Stack:
         configs: Sequence[Config],
         noise: torch.Generator,
         *,
-        convolution: str = "grouped",
+        in_products: bool = False,
         compile: bool = False,
         graph: bool = False,
     ) -> None:
         self.task, self.noise, self.precision = task, noise, configs[0].precision
-        self.model = stackable(task.new_model(), convolution)
+        self.model = stackable(task.new_model(), in_products=in_products)
         self.functional = _FunctionalTask(task, self.model)
         weights = {name: p.detach() for name, p in self.functional.named_parameters() if p.requires_grad}
         dtype = next(iter(weights.values())).dtype
@@ -95,7 +91,6 @@ class Stack:
             self.advance = torch.compile(self._advance, dynamic=False, fullgraph=True)
             self.measure = torch.compile(self._measure, dynamic=False)
         self.graph = _Graph(self) if graph else None
-        self.piece = 0 if task.on_cuda or on_device else max(1, _PIECE // self.layout.numbers)
 
     def _exempt(self) -> set[str]:
         """Return the names of the parameters that do not decay."""
@@ -143,8 +138,6 @@ class Stack:
         """Take a step with all members."""
         if self.graph is not None:
             self.graph.step(batch)
-        elif self.piece:
-            self._step_in_chunks(batch)
         else:
             self.take(batch)
         self.losses.count += 1
@@ -177,21 +170,6 @@ class Stack:
         moves = alive & losses.isfinite()[:, None]
         w = [torch.where(moves, new, old) for new, old in zip(moved, w, strict=True)]
         return w, state, buffers, carry, t, losses
-
-    def _step_in_chunks(self, batch: Batch) -> None:
-        """Take a step, updating a few members at a time, so that their numbers stay in the processor's caches."""
-        losses, g, self.buffers, self.carry = self._gradients(self.w, self.buffers, self.carry, batch)
-        assert isinstance(self.t, int)
-        self.t += 1
-        self.losses.note(losses)
-        alive = self.alive
-        for start in range(0, self.members, self.piece):
-            rows = slice(start, start + self.piece)
-            moved, state = self.optimizer.step(self.w, g, self.state, self.t, self.lr, rows)
-            for old, new in zip(self.w, moved, strict=True):
-                old[rows] = torch.where(alive[rows], new, old[rows])
-            for kept, values in zip(self.state, state, strict=True):
-                _copy_into((old[rows] for old in kept), values)
 
     def _gradients(
         self, w: Blocks, buffers: dict[str, Tensor], carry: Carry, batch: Batch

@@ -14,18 +14,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-__all__ = ["CharLSTM", "Dropouts", "Masks", "State"]
-
 State = tuple[Tensor, ...]  # h and c of each layer, in turn, each (batch, width)
 
 
 @dataclass(frozen=True)
 class Dropouts:
-    """Dropout probabilities; the defaults are the paper's.
-
-    >>> Dropouts(weight=0.0).embedding
-    0.1
-    """
+    """Dropout probabilities; the defaults are the paper's."""
 
     weight: float = 0.5  # of the hidden-to-hidden weights
     outside: float = 0.1  # of the first layer's input and of the last layer's output
@@ -34,11 +28,7 @@ class Dropouts:
 
 
 class Masks(NamedTuple):
-    """The dropout masks of one step, already divided by the probability of being kept.
-
-    >>> Masks.__annotations__["embedding"].__name__
-    'Tensor'
-    """
+    """The dropout masks of one step, already divided by the probability of being kept."""
 
     embedding: Tensor  # (vocabulary, 1)
     activations: tuple[Tensor, ...]  # of the input, then of each layer's output: (batch, width)
@@ -82,21 +72,12 @@ class CharLSTM(nn.Module):
         )
 
     def zero_state(self, batch: int) -> State:
-        """Return the state at the start of a text.
-
-        >>> [tuple(x.shape) for x in CharLSTM(5, 4, 8, layers=2).zero_state(3)]
-        [(3, 8), (3, 8), (3, 4), (3, 4)]
-        """
+        """Return the state at the start of a text."""
         like = self.embedding
         return tuple(like.new_zeros(batch, width) for width in self.widths[1:] for _ in range(2))
 
     def draw_masks(self, batch: int, generator: torch.Generator | None = None) -> Masks:
-        """Draw the dropout masks of one step.
-
-        >>> masks = CharLSTM(5, 4, 8).draw_masks(3, torch.Generator().manual_seed(0))
-        >>> [tuple(mask.shape) for mask in masks.activations]
-        [(3, 4), (3, 8), (3, 8), (3, 4)]
-        """
+        """Draw the dropout masks of one step."""
         drop, like = self.dropouts, self.embedding
 
         def mask(shape: Sequence[int], p: float) -> Tensor:

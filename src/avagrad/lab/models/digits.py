@@ -5,8 +5,6 @@ from torch import Tensor, nn
 
 from avagrad.lab.models.small_conv import convolutions
 
-__all__ = ["DigitsConv", "DigitsMLP"]
-
 
 class DigitsMLP(nn.Sequential):
     """64-32-32-10, with BatchNorm after each hidden layer and no bias before it.

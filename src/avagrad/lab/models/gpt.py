@@ -6,8 +6,6 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-__all__ = ["GPT"]
-
 _STD = 0.02  # of the initial weights
 
 
@@ -57,11 +55,7 @@ class GPT(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and an MLP four times as wide, each with its normalisation before it.
-
-    >>> Block(8)(torch.zeros(2, 3, 8), heads=2).shape
-    torch.Size([2, 3, 8])
-    """
+    """Attention and an MLP four times as wide, each with its normalisation before it."""
 
     def __init__(self, width: int) -> None:
         super().__init__()

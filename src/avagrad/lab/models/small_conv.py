@@ -5,8 +5,6 @@ from collections.abc import Iterator
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 
-__all__ = ["SmallConv"]
-
 
 class SmallConv(nn.Module):
     """Three 3 x 3 convolutions, the last two strided, BatchNorm and ReLU after each, average pool, one linear layer.

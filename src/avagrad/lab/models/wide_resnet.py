@@ -8,16 +8,11 @@ import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-__all__ = ["WideBlock", "WideResNet"]
-
 
 class WideBlock(nn.Module):
     """Twice BatchNorm, ReLU and a 3 x 3 convolution, and a shortcut around them.
 
     If the shape changes, the shortcut is a 1 x 1 convolution of the output of the first BatchNorm and ReLU.
-
-    >>> WideBlock(3, 8, stride=2)(torch.zeros(1, 3, 6, 6)).shape
-    torch.Size([1, 8, 3, 3])
     """
 
     def __init__(self, before: int, after: int, stride: int = 1) -> None:

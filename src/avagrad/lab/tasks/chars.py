@@ -16,8 +16,6 @@ from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, python
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
 from avagrad.lab.tasks.base import Batch, Carry, Task, digest
 
-__all__ = ["Chars"]
-
 _EVALUATION_BATCH = 10
 
 

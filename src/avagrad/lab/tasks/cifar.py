@@ -18,19 +18,13 @@ from avagrad.lab.models.wide_resnet import WideResNet
 from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification
 
-__all__ = ["Cifar", "Epoch", "Moves", "crop", "draw_moves"]
-
 PAD = 4
 _EVALUATION_BATCH = 1000
 _CHUNK = 5000  # images that are made at a time on a GPU: this takes a few times their memory
 
 
 class Moves(NamedTuple):
-    """The augmentation of the images of an epoch, in their order: each may be flipped, then is shifted in its padding.
-
-    >>> Moves(*torch.tensor([[7], [1], [0], [8]])).right
-    tensor([8])
-    """
+    """The augmentation of an epoch's images, in their order: each may be flipped, then is shifted in its padding."""
 
     chosen: Tensor  # the image's number
     flipped: Tensor  # 1 or 0
@@ -39,11 +33,7 @@ class Moves(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """An epoch: its moves and labels, and its images if they are all made at once.
-
-    >>> Epoch(Moves(*torch.zeros(4, 1)), torch.zeros(1), None).images is None
-    True
-    """
+    """An epoch: its moves and labels, and its images if they are all made at once."""
 
     moves: Moves
     labels: Tensor

@@ -10,17 +10,10 @@ from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.tasks.base import Batch, Carry, Task, digest
 
-__all__ = ["Classification"]
-
 
 @dataclass(kw_only=True)
 class Classification(Task):
-    """A task whose batches are images and their labels.
-
-    >>> from avagrad.lab.tasks import task_class
-    >>> issubclass(task_class("cifar"), Classification)
-    True
-    """
+    """A task whose batches are images and their labels."""
 
     measure: ClassVar[str] = "share of images that are classified wrongly, in %"
     unit: ClassVar[str] = "%"

@@ -12,8 +12,6 @@ from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification
 from avagrad.names import look_up
 
-__all__ = ["Digits"]
-
 _MODELS: dict[str, type[nn.Module]] = {"mlp": DigitsMLP, "conv": DigitsConv}
 # The split is the same for every seed: a choice made on the validation part is valid for all.
 _VALIDATION, _TEST = 297, 500

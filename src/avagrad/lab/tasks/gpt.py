@@ -18,8 +18,6 @@ from avagrad.lab.data.tokens import has_token_files, read_tokens
 from avagrad.lab.models.gpt import GPT
 from avagrad.lab.tasks.base import Batch, Carry, Task, digest, stream
 
-__all__ = ["Gpt"]
-
 _ON_DEVICE = 2**32  # bytes of tokens that are moved to the device; more are read from the file, batch by batch
 _GROUPS = 10  # of tokens, by frequency
 _PIECE = 2**26  # tokens that are counted at a time
