@@ -3,7 +3,8 @@
 The size of a step is lr at every eps here, too; but the norm is known only after all gradients.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,31 @@ from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT
 
 from avagrad.lab.torch_rules import adam_direction
-from avagrad.optim.baselines import with_l2
+from avagrad.optim.baselines import FunctionRule, with_l2
+from avagrad.optim.rules import Scalar
+
+
+@dataclass(frozen=True)
+class RmsAdamRule(FunctionRule):
+    """Adam's direction, without the scale that comes from all parameters (:func:`rms_scale`)."""
+
+    keys = ("eps", "weight_decay", "maximize")
+    state_keys = ()
+
+    def apply(
+        self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar
+    ) -> tuple[Tensor, ...]:
+        """Return the direction, and the new ``m, v``."""
+        others = dict(self.others)
+        g = with_l2(w, g, others.pop("weight_decay"), others.pop("maximize"))
+        m, v = state
+        return adam_direction(g, m, v, None, step + 1, **others)[:3]
+
+
+def rms_scale(directions: Sequence[Tensor]) -> Tensor:
+    """Return the inverse of the root mean square over all directions."""
+    total = torch.stack([u.double().square().sum() for u in directions]).sum()
+    return torch.where(total > 0, (sum(u.numel() for u in directions) / total).sqrt(), 1.0)
 
 
 class RmsAdam(Optimizer):
@@ -53,9 +78,7 @@ class RmsAdam(Optimizer):
             if p.grad is not None
         ]
         if moving:
-            count = sum(u.numel() for _, _, u in moving)
-            total = torch.stack([u.double().square().sum() for _, _, u in moving]).sum()
-            scale = torch.where(total > 0, (count / total).sqrt(), 1.0)
+            scale = rms_scale([u for _, _, u in moving])
             for group, p, u in moving:
                 p.sub_(group["lr"] * (scale * u).to(p.dtype))
         return loss
@@ -66,12 +89,10 @@ class RmsAdam(Optimizer):
             device = p.device if group["capturable"] else "cpu"
             state["step"] = torch.zeros((), device=device)
             state["exp_avg"], state["exp_avg_sq"] = torch.zeros_like(p), torch.zeros_like(p)
-        state["step"] += 1
-        t = state["step"].double() if group["capturable"] else state["step"].item()
-        (beta1, beta2), m, v = group["betas"], state["exp_avg"], state["exp_avg_sq"]
+        step = state["step"].double() if group["capturable"] else state["step"].item()
         assert p.grad is not None
-        g = with_l2(p, p.grad, group["weight_decay"], group["maximize"])
-        u, m, v, _ = adam_direction(g, m, v, None, t, beta1=beta1, beta2=beta2, eps=group["eps"])
-        state["exp_avg"].copy_(m)
-        state["exp_avg_sq"].copy_(v)
+        moments = state["exp_avg"], state["exp_avg_sq"]
+        u, *new = RmsAdamRule.of(group).apply(p, p, p.grad, moments, step, 1.0)
+        state["step"] += 1
+        torch._foreach_copy_(moments, new)
         return u.to(p.dtype)

@@ -210,7 +210,7 @@ class Rule:
         """Return the rule for a parameter group."""
         raise NotImplementedError
 
-    def gamma(self, sum_and_count: Tensor) -> Tensor:
+    def gamma(self, sum_and_count: Sequence[Tensor] | Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates, and their number."""
         raise NotImplementedError
 
@@ -245,7 +245,7 @@ class Delayed(Rule):
     lr: Scalar
     beta1: float
     beta2: float
-    eps: float
+    eps: Scalar
     weight_decay: float
     clip_update: float | None
     clip_moment: float | None
@@ -275,7 +275,7 @@ class Delayed(Rule):
         return self.lr, self.beta1, self.beta2, self.eps, self.weight_decay, *clips
 
     @property
-    def checked(self) -> tuple[float | None, ...]:
+    def checked(self) -> tuple[Scalar | None, ...]:
         """Numbers that are validated when they change."""
         return self.eps, self.clip_update, self.clip_moment
 
@@ -312,7 +312,8 @@ class Delayed(Rule):
         """Return the sum of the powers of what gamma normalises, and how many count; see :func:`power_sum`."""
         f, r = self.flags, self.sizes(v, step)
         # eta r is about r / eps where eps is large, and its square may be 0 in float32.
-        unit = max(1.0, self.eps) if f.norm_of_step else 1.0
+        large = self.eps.clamp(min=1.0) if isinstance(self.eps, Tensor) else max(1.0, self.eps)
+        unit = large if f.norm_of_step else 1.0
         x = unit * r * self.rates(r, step) if f.norm_of_step else self.rates(r, step)
         total, d = power_sum(x, v, step, norm=f.norm, bias_correction=f.bias_correction, active_only=f.active_only)
         return total.to(scalar_dtype(v.device)) / unit**f.norm, d
@@ -326,7 +327,7 @@ class Delayed(Rule):
         m_hat = m / bias_correction_of(self.beta1, step) if self.flags.bias_correction else m
         return m_hat, Clips(r, self.clip_update).momentum(m_hat)
 
-    def gamma(self, sum_and_count: Tensor) -> Tensor:
+    def gamma(self, sum_and_count: Sequence[Tensor] | Tensor) -> Tensor:
         """Return gamma from the sum of the powers of all rates and their number; see :func:`scale`."""
         return scale(sum_and_count[0], sum_and_count[1], norm=self.flags.norm)
 
