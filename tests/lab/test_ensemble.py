@@ -94,7 +94,7 @@ def trained(members: list[Config], **options: Any) -> tuple[Stack, Tensor]:
 
 
 def assert_is_the_trainers(stack: Stack, losses: Tensor, members: list[Config], folder: Path) -> None:
-    weights = stack.layout.views(stack.w) | stack.buffers
+    weights = stack.w | stack.buffers
     validation, errors = stack.scores("validation")
     tests = stack.scores("test")[1]
     for i, config in enumerate(members):
@@ -224,11 +224,11 @@ def test_a_member_that_diverges_does_not_touch_the_others(tmp_path: Path) -> Non
     wild, _ = trained(configs("Digits64", "adam", (*points, bad)))
     assert wild.first_bad.tolist()[:2] == [0, 0]
     assert wild.first_bad[2] > 0
-    for one, other in zip(calm.w, wild.w, strict=True):
-        assert torch.equal(one[:2], other[:2])
-    before = [block[2].clone() for block in wild.w]
+    for name, x in calm.w.items():
+        assert torch.equal(x[:2], wild.w[name][:2])
+    before = {name: x[2].clone() for name, x in wild.w.items()}
     wild.step(wild.task.batch(wild.task.order(0), 0))
-    assert all(torch.equal(a, block[2]) or a.isnan().any() for a, block in zip(before, wild.w, strict=True))
+    assert all(torch.equal(x, wild.w[name][2]) or x.isnan().any() for name, x in before.items())
 
 
 def test_validation_and_test_losses_that_are_not_finite_are_divergence(
@@ -423,8 +423,8 @@ def test_a_compiler_can_follow_the_whole_step(tmp_path: Path, monkeypatch: pytes
         members = configs("Digits64", optimizer, GRID, epochs=1, milestones=(), **settings)
         (one, _), (other, _) = (trained(members, in_products=True, compile=compiles) for compiles in (False, True))
         assert one.first_bad.tolist() == other.first_bad.tolist()
-        for a, b in zip(one.w, other.w, strict=True):
-            torch.testing.assert_close(a[:3], b[:3], rtol=1e-9, atol=1e-9)
+        for name, x in one.w.items():
+            torch.testing.assert_close(x[:3], other.w[name][:3], rtol=1e-9, atol=1e-9)
 
 
 @pytest.mark.gpu

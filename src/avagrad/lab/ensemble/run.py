@@ -187,7 +187,8 @@ class Ensemble(Run):
         probe = self._made(places[: _PROBE if self.task.on_cuda else 1], in_products=self.options["in_products"])
         batch = self.task.batch(self.task.order(0), 0)
         if not self.task.on_cuda:
-            return max(2, min(_PARAMETERS // probe.layout.numbers, _INPUTS // batch[0].numel()))
+            parameters = sum(x.numel() for x in probe.w.values())
+            return max(2, min(_PARAMETERS // parameters, _INPUTS // batch[0].numel()))
         torch.cuda.empty_cache()
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()

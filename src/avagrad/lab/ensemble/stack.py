@@ -15,7 +15,7 @@ from torch.func import functional_call, vmap
 
 from avagrad.lab.config import Config
 from avagrad.lab.ensemble.layers import stackable
-from avagrad.lab.ensemble.optimizer import Blocks, Layout, StackedOptimizer, wants_blocks
+from avagrad.lab.ensemble.optimizer import StackedOptimizer, State, Weights
 from avagrad.lab.stepping import Losses, autocast
 from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.optim.param_groups import no_decay_groups
@@ -71,10 +71,9 @@ class Stack:
         self.functional = _FunctionalTask(task, self.model)
         weights = {name: p.detach() for name, p in self.functional.named_parameters() if p.requires_grad}
         dtype = next(iter(weights.values())).dtype
-        self.layout = Layout(weights, apart=wants_blocks(configs[0].optimizer), exempt=self._exempt())
-        self.optimizer = StackedOptimizer(configs, dtype, task.device, self.layout.decays)
+        self.optimizer = StackedOptimizer(configs, dtype, task.device, self._exempt())
         self.members = len(configs)
-        self.w = self.layout.rows(self._stacked(weights))
+        self.w = self._stacked(weights)
         self.state = self.optimizer.start(self.w)
         fixed = {name: p.detach() for name, p in self.functional.named_parameters() if not p.requires_grad}
         self.buffers = self._stacked(dict(self.functional.named_buffers()) | fixed)
@@ -100,7 +99,7 @@ class Stack:
         ids = {id(p) for p in others["params"]}
         return {name for name, p in self.functional.named_parameters() if id(p) in ids}
 
-    def _stacked(self, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _stacked(self, tensors: Weights) -> Weights:
         return {name: x.detach().expand(self.members, *x.shape).clone() for name, x in tensors.items()}
 
     @property
@@ -110,11 +109,11 @@ class Stack:
 
     @property
     def alive(self) -> Tensor:
-        """Whether each member has not diverged, as a column."""
-        return (self.first_bad == 0)[:, None]
+        """Whether each member has not diverged."""
+        return self.first_bad == 0
 
     @property
-    def changing(self) -> tuple[Blocks, list[Blocks], dict[str, Tensor], Carry, Scalar]:
+    def changing(self) -> tuple[Weights, State, Weights, Carry, Scalar]:
         """Everything that a step changes, except for the losses."""
         return self.w, self.state, self.buffers, self.carry, self.t
 
@@ -154,27 +153,27 @@ class Stack:
 
     def _advance(
         self,
-        w: Blocks,
-        state: list[Blocks],
-        buffers: dict[str, Tensor],
+        w: Weights,
+        state: State,
+        buffers: Weights,
         carry: Carry,
         t: Scalar,
         lr: Tensor,
         alive: Tensor,
         batch: Batch,
-    ) -> tuple[Blocks, list[Blocks], dict[str, Tensor], Carry, Scalar, Tensor]:
+    ) -> tuple[Weights, State, Weights, Carry, Scalar, Tensor]:
         """Return everything that changes in a step; a pure function, except for the noise."""
         losses, g, buffers, carry = self._gradients(w, buffers, carry, batch)
         t = t + 1
         moved, state = self.optimizer.step(w, g, state, t, lr)
-        moves = alive & losses.isfinite()[:, None]
-        w = [torch.where(moves, new, old) for new, old in zip(moved, w, strict=True)]
+        moves = alive & losses.isfinite()
+        w = {name: torch.where(moves.view(-1, *[1] * (x.dim() - 1)), moved[name], x) for name, x in w.items()}
         return w, state, buffers, carry, t, losses
 
     def _gradients(
-        self, w: Blocks, buffers: dict[str, Tensor], carry: Carry, batch: Batch
-    ) -> tuple[Tensor, Blocks, dict[str, Tensor], Carry]:
-        def of_one(weights: dict[str, Tensor], buffers: dict[str, Tensor], carry: Carry) -> Any:
+        self, weights: Weights, buffers: Weights, carry: Carry, batch: Batch
+    ) -> tuple[Tensor, Weights, Weights, Carry]:
+        def of_one(weights: Weights, buffers: Weights, carry: Carry) -> Any:
             noted = {name: buffer.clone() for name, buffer in buffers.items()}  # BatchNorm writes to them
 
             def loss_of(task: Task, model: nn.Module) -> tuple[Tensor, Carry]:
@@ -183,13 +182,12 @@ class Stack:
             loss, after = functional_call(self.functional, (weights, noted), (loss_of,))
             return loss, noted, after
 
-        def of_all(weights: dict[str, Tensor]) -> Any:
+        def of_all(weights: Weights) -> Any:
             with autocast(self.precision, self.task.device, keep=False):
                 losses, noted, after = vmap(of_one, randomness="same")(weights, buffers, carry)
             # The members are independent: the gradient of the sum has each one's own gradient.
             return losses.sum(), (losses, noted, after)
 
-        weights = self.layout.views(w)
         if self.by_transform:
             gradients, (losses, noted, after) = torch.func.grad(of_all, has_aux=True)(weights)
         else:
@@ -197,7 +195,7 @@ class Stack:
             with torch.enable_grad():
                 total, (losses, noted, after) = of_all(weights)
             gradients = dict(zip(weights, torch.autograd.grad(total, list(weights.values())), strict=True))
-        return losses.detach(), self.layout.rows(gradients), noted, after
+        return losses.detach(), gradients, noted, after
 
     # --- evaluation ---
 
@@ -206,16 +204,16 @@ class Stack:
         """Return the members' losses and errors on the "validation" or the "test" part, ``at_once`` at a time."""
         self.functional.eval()
         at_once = at_once or self.members
-        views, found = self.layout.views(self.w), []
+        found = []
         for start in range(0, self.members, at_once):
             rows = slice(start, start + at_once)
-            weights, buffers = ({name: x[rows] for name, x in tensors.items()} for tensors in (views, self.buffers))
+            weights, buffers = ({name: x[rows] for name, x in tensors.items()} for tensors in (self.w, self.buffers))
             found.append(self.measure(weights, buffers, part))
         losses, errors = zip(*found, strict=True)
         return torch.cat(losses), torch.cat(errors)
 
-    def _measure(self, weights: dict[str, Tensor], buffers: dict[str, Tensor], part: str) -> tuple[Tensor, Tensor]:
-        def of_one(weights: dict[str, Tensor], buffers: dict[str, Tensor]) -> Any:
+    def _measure(self, weights: Weights, buffers: Weights, part: str) -> tuple[Tensor, Tensor]:
+        def of_one(weights: Weights, buffers: Weights) -> Any:
             return functional_call(self.functional, (weights, buffers), (lambda task, model: task.scores(model, part),))
 
         with autocast(self.precision, self.task.device, keep=False):
@@ -241,9 +239,9 @@ class Stack:
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Resume from a state."""
         self.noise.set_state(saved["noise"])
-        _copy_into(self.w, saved["w"])
-        for kept, old in zip(self.state, saved["state"], strict=True):
-            _copy_into(kept, old)
+        for name, x in self.w.items():
+            x.copy_(saved["w"][name])
+            _copy_into(self.state[name], saved["state"][name])
         _copy_into(self.buffers.values(), (saved["buffers"][name] for name in self.buffers))
         self.carry = tuple(part.to(self.task.device) for part in saved["carry"])
         steps = int(saved["t"])
@@ -297,9 +295,9 @@ class _Graph:
         members.w, members.state, members.buffers, members.carry, members.t = before
 
 
-def _tensors(w: Blocks, state: list[Blocks], buffers: dict[str, Tensor], carry: Carry, t: Scalar) -> list[Tensor]:
+def _tensors(w: Weights, state: State, buffers: Weights, carry: Carry, t: Scalar) -> list[Tensor]:
     assert isinstance(t, Tensor)
-    return [*w, *(kept for block in state for kept in block), *buffers.values(), *carry, t]
+    return [*w.values(), *(x for kept in state.values() for x in kept), *buffers.values(), *carry, t]
 
 
 def _copy_into(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:
