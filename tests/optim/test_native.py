@@ -1,5 +1,6 @@
 """The native code: which is chosen, and what is done without it."""
 
+import importlib
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -30,10 +31,10 @@ def without_native(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """A package that was built without its native code."""
     for name in ("_native", "_native_avx2", "_native_avx512"):
         monkeypatch.setitem(sys.modules, f"avagrad.optim.backends.{name}", None)
-    for cached in (native.extension, choose._warn_of_missing_native):
+    for cached in (native.load, choose._warn_of_missing_native):
         cached.cache_clear()
     yield
-    for cached in (native.extension, choose._warn_of_missing_native):
+    for cached in (native.load, choose._warn_of_missing_native):
         cached.cache_clear()
 
 
@@ -53,6 +54,20 @@ def test_without_native_code_the_default_is_foreach_and_says_so_once() -> None:
 
 
 @pytest.mark.usefixtures("without_native")
+def test_native_code_that_cannot_be_loaded_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For example a damaged file, or another OpenMP runtime: building it again would be the wrong advice."""
+
+    def fail(name: str) -> Any:
+        raise ImportError("undefined symbol: GOMP_parallel")
+
+    monkeypatch.setattr(importlib, "import_module", fail)
+    with pytest.raises(
+        ValueError, match=r"the native code for CPUs cannot be loaded \(undefined symbol: GOMP_parallel"
+    ):
+        AvaGrad([one()], fused=True)
+
+
+@pytest.mark.usefixtures("without_native")
 @pytest.mark.parametrize("options", [{"foreach": True}, {"foreach": False}, {"fused": False}])
 def test_without_native_code_a_chosen_path_is_not_warned_of(options: dict[str, bool]) -> None:
     steps(AvaGrad([one()], **options))  # type: ignore[arg-type]
@@ -67,23 +82,23 @@ def test_the_code_is_for_this_processor(capability: str, monkeypatch: pytest.Mon
     here = torch.backends.cpu.get_cpu_capability()
     if list(CHOSEN).index(capability) < list(CHOSEN).index(here if here in CHOSEN else "DEFAULT"):
         pytest.skip(f"this processor has {here}")
-    native.extension.cache_clear()
+    native.load.cache_clear()
     monkeypatch.setattr(torch.backends.cpu, "get_cpu_capability", lambda: capability)
     try:
-        assert native.extension().__name__.endswith(CHOSEN[capability])
+        assert native.load()[0].__name__.endswith(CHOSEN[capability])
         steps(opt := AvaGrad([one()]))
         assert is_fused(opt)
     finally:
-        native.extension.cache_clear()
+        native.load.cache_clear()
 
 
 def test_bad_arguments_of_the_extension_are_errors() -> None:
     count = 14 + 5 + len(Flags._fields)
     for wrong in (2, count - 1, count + 1):  # a flag that native.c does not know is not dropped
         with pytest.raises(TypeError, match=rf"takes {count} numbers, but got {wrong}"):
-            native.extension().step(*[0] * wrong)
+            native.load()[0].step(*[0] * wrong)
     with pytest.raises(TypeError):
-        native.extension().step("no address", *[0] * (count - 1))
+        native.load()[0].step("no address", *[0] * (count - 1))
 
 
 def test_the_number_of_threads_does_not_show() -> None:

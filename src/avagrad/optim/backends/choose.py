@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
-from avagrad.optim.backends import fused
+from avagrad.optim.backends import fused, native
 from avagrad.optim.backends.foreach import Foreach
 from avagrad.optim.backends.loop import Backend, Loop
 from avagrad.optim.rules import Rule
@@ -52,17 +52,18 @@ def prefers_foreach(group: dict[str, Any], params: list[Tensor]) -> bool:
     """Choose between foreach and the loop: as torch does, and foreach if the native code is missing."""
     if group["foreach"] is not None or group["fused"] is not None:
         return bool(group["foreach"])
-    if fused.unsupported_reason(params) == fused.NO_NATIVE:
-        _warn_of_missing_native()
+    _, missing = native.load()
+    if missing is not None and fused.unsupported_reason(params) == missing:
+        _warn_of_missing_native(missing)
         return True
     return _default_to_fused_or_foreach(params, differentiable=False, use_fused=False)[1]
 
 
 @functools.cache
-def _warn_of_missing_native() -> None:
+def _warn_of_missing_native(reason: str) -> None:
     """Warn once per process why steps on the CPU are slow."""
     warnings.warn(
-        f"{fused.NO_NATIVE}. Until then steps use foreach, which takes several times as long; set foreach=True to "
+        f"{reason}. Until then steps use foreach, which takes several times as long; set foreach=True to "
         "silence this warning.",
         stacklevel=2,
     )

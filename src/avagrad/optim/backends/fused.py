@@ -28,10 +28,6 @@ _DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64
 # Coordinates and warps per Triton program: shorter blocks are faster, but have larger tables.
 BLOCK, WARPS = 1024, 4
 CPU_BLOCK = 16384
-NO_NATIVE = (
-    "avagrad was built without its native code for CPUs; install it from a wheel, or with a C compiler and Python's "
-    "headers"
-)
 INTERPRET = False  # run Triton's kernels on CPU tensors, in its interpreter: to test them without a GPU
 # The columns of Launch.tensors (int64): addresses, the size, the group, the param_id, the
 # first block and the seed of rounding. native.c and triton.py have the columns in the same order.
@@ -61,9 +57,7 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
     if any(_on_triton(p.device) for p in params) and importlib.util.find_spec("triton") is None:
         return "Triton cannot be imported"
-    if any(not _on_triton(p.device) for p in params) and native.extension() is None:
-        return NO_NATIVE
-    return None
+    return native.load()[1] if any(not _on_triton(p.device) for p in params) else None
 
 
 def fit(views: Sequence["ParamView"]) -> bool:

@@ -10,7 +10,7 @@ from torch import Tensor
 if TYPE_CHECKING:
     from avagrad.optim.backends.fused import Launch
 
-__all__ = ["NUMBERS", "extension", "go_over", "prepare"]
+__all__ = ["NUMBERS", "go_over", "load", "prepare"]
 
 _DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 _ROUNDINGS = {"nearest": 0, "stochastic": 1, "kahan": 2}
@@ -18,18 +18,24 @@ NUMBERS = 7  # columns of the table of groups: lr, beta1, beta2, eps, weight_dec
 
 
 @functools.cache
-def extension() -> Any:
-    """Return the extension module for this processor; None if the package was built without it.
+def load() -> tuple[Any, str | None]:
+    """Return the extension module for this processor and None; or None, and why it is missing.
 
     torch is imported by now, so the module finds the OpenMP runtime that torch has loaded.
     """
+    reason = (
+        "avagrad was built without its native code for CPUs; install it from a wheel, or with a C compiler and "
+        "Python's headers"
+    )
     names = {"AVX2": ("_native_avx2",), "AVX512": ("_native_avx512", "_native_avx2")}
     for name in (*names.get(torch.backends.cpu.get_cpu_capability(), ()), "_native"):
         try:
-            return importlib.import_module(f"avagrad.optim.backends.{name}")
-        except ImportError:
+            return importlib.import_module(f"avagrad.optim.backends.{name}"), None
+        except ModuleNotFoundError:
             continue
-    return None
+        except ImportError as error:
+            reason = f"the native code for CPUs cannot be loaded ({error}); install avagrad again"
+    return None, reason
 
 
 def prepare(
@@ -49,4 +55,4 @@ def _call(launch: "Launch", given: Any, first: int, last: int, *, rebuild: bool,
     tables = launch.tensors, launch.grads, launch.shared, launch.blocks, launch.sums, *given
     addresses = [0 if x is None else x.data_ptr() for x in tables]
     flags = _DTYPES[launch.dtype], launch.block, _ROUNDINGS[launch.rounding], rebuild, counts, *launch.flags
-    extension().step(*addresses, gradient, len(launch.grads), first, last, torch.get_num_threads(), *flags)
+    load()[0].step(*addresses, gradient, len(launch.grads), first, last, torch.get_num_threads(), *flags)
