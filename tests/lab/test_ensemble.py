@@ -25,7 +25,7 @@ from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded
 from avagrad.lab.folder import read_metrics
 from avagrad.lab.methods import METHODS
-from avagrad.lab.models.small_conv import SmallConv
+from avagrad.lab.models.small import SmallConv
 from avagrad.lab.run import Callback
 from avagrad.lab.tasks import task_class
 from avagrad.lab.tasks.chars import Chars

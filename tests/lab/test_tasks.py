@@ -11,7 +11,7 @@ from torch import nn
 from avagrad.lab.config import configure
 from avagrad.lab.methods import METHODS, Method
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
-from avagrad.lab.models.digits import DigitsConv, DigitsMLP
+from avagrad.lab.models.small import DigitsConv, DigitsMLP
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.tasks.chars import Chars
 from avagrad.lab.tasks.digits import Digits

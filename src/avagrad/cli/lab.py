@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.table import Table
 
 from avagrad.cli.options import DryRun, with_options
-from avagrad.lab.command import run, summary
+from avagrad.lab.command import resume_run, run, summary
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CONFIG, RunFolder
 from avagrad.lab.methods import METHODS, Sourced
 from avagrad.lab.options import OPTIONS, Option, config_from, describe
 from avagrad.lab.presets import PRESETS
 from avagrad.lab.queue import QUEUE_OPTIONS, run_file
-from avagrad.lab.resume import resume_run
 from avagrad.lab.run import Callback
 from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import TASKS, task_class

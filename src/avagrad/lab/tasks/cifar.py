@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.cifar import SIDE, WANTED, Images, download_cifar, read_images
-from avagrad.lab.models.small_conv import SmallConv
+from avagrad.lab.models.small import SmallConv
 from avagrad.lab.models.wide_resnet import WideResNet
 from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from avagrad.lab.models.digits import DigitsConv, DigitsMLP
+from avagrad.lab.models.small import DigitsConv, DigitsMLP
 from avagrad.lab.tasks.base import Batch, stream
 from avagrad.lab.tasks.classification import Classification
 from avagrad.names import look_up
