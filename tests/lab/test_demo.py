@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from demo_jobs import Failing, Waiting, tiny_jobs, training
+from demo_jobs import fail, tiny_jobs, training, waiting
 from typer.testing import CliRunner
 
 from avagrad.cli import app
@@ -42,8 +42,8 @@ def test_the_demonstration_is_what_it_says() -> None:
     by_name = {job.name: job for job in jobs()}
     assert len(by_name) == 1 + 3 + 1 + 2 * 2 * len(METHODS)
     maps = [by_name[f"maps/{name}"] for name in ("adam", "avagrad", "avastep")]
-    assert [len(job.points) for job in maps] == [441] * 3  # type: ignore[attr-defined]
-    titles = [method_title(job.config.as_json()) for job in maps]  # type: ignore[attr-defined]
+    assert [len(job.arguments["points"]) for job in maps] == [441] * 3
+    titles = [method_title(job.arguments["config"].as_json()) for job in maps]
     assert six_lines(Collection("empty"))[1:4] == [f"The map of {title}: not there." for title in titles]
     assert sum(job.cost for job in by_name.values()) < 270  # three minutes on two cores, with the page
 
@@ -75,7 +75,8 @@ def can_be_claimed(folder: Path) -> bool:
 def test_other_settings_are_run_anew(tmp_path: Path) -> None:
     """A finished job is not taken for one whose settings have changed since."""
     assert run_jobs([training()], tmp_path, workers=1) == {}
-    changed = dataclasses.replace(training(), config=configure("digits", "sgd", epochs=2), cost=7.0)
+    other = {"config": configure("digits", "sgd", epochs=2)}
+    changed = dataclasses.replace(training(), arguments=other, cost=7.0)
     assert dataclasses.replace(training(), cost=7.0).is_done(tmp_path)
     assert not changed.is_done(tmp_path)
     assert run_jobs([changed], tmp_path, workers=1) == {}
@@ -85,7 +86,7 @@ def test_other_settings_are_run_anew(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
-    todo = [training(), Waiting(name="waiting", cost=2.0)]
+    todo = [training(), waiting()]
     path = os.pathsep.join(sys.path)
     script = [sys.executable, str(Path(__file__).with_name("demo_jobs.py")), str(tmp_path)]
     process = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
@@ -122,8 +123,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_one_that_fails_does_not_stop_the_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    failing = [Failing(name="fails", cost=3.0, dies=False), Failing(name="dies", cost=2.0, dies=True)]
-    todo: list[Job] = [*failing, training()]
+    todo = [Job("fails", 3.0, fail, {"dies": False}), Job("dies", 2.0, fail, {"dies": True}), training()]
     monkeypatch.setattr("avagrad.cli.report.jobs", lambda: todo)
     arguments = ("demo", "--out", str(tmp_path / "x"), "--workers", "1")
     result = CliRunner().invoke(app, arguments)

@@ -5,7 +5,6 @@
 
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,84 +19,38 @@ from avagrad.lab.train import train
 from avagrad.lab.worker_pool import Job, OnProgress
 from avagrad.tune.space import Point, Space, axis
 
-__all__ = ["Grid", "Search", "Toy", "Training", "jobs"]
-
 _REPORTS_EVERY = 0.2  # seconds
 
 
-@dataclass(frozen=True, kw_only=True)
-class Training(Job):
-    """One training run.
-
-    >>> Training(name="runs/a", cost=1.0, config=configure("digits")).config.optimizer
-    'avagrad'
-    """
-
-    config: Config
-
-    def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Train."""
-        train(self.config, out, resume=True, callback=_Progress(on_progress))
+def train_one(out: Path, on_progress: OnProgress, config: Config) -> None:
+    """Train one model."""
+    train(config, out, resume=True, callback=_Progress(on_progress))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Grid(Job):
-    """A training run at each point of a grid, all as one computation.
-
-    >>> Grid(name="maps/a", cost=1.0, config=configure("digits"), points=(Point(0.1, 0.1, 0),)).points[0].key
-    'lr=0.1 eps=0.1 seed=0'
-    """
-
-    config: Config
-    points: tuple[Point, ...]
-
-    def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Train all points."""
-        train_ensemble(self.config, self.points, out, resume=True, callback=_Progress(on_progress))
+def train_grid(out: Path, on_progress: OnProgress, config: Config, points: Sequence[Point]) -> None:
+    """Train a model at each point of a grid, all as one computation."""
+    train_ensemble(config, points, out, resume=True, callback=_Progress(on_progress))
 
 
-@dataclass(frozen=True, kw_only=True)
-class Search(Job):
-    """A separable search over lr and eps, each of its stages as one computation.
+def search(out: Path, on_progress: OnProgress, config: Config, lr: str = "paper", eps: str = "paper") -> None:
+    """Search over lr and eps, each stage as one computation; write ``result.json``, which a study does not have."""
+    from avagrad.lab.sweep import sweep
 
-    >>> Search(name="search/a", cost=1.0, config=configure("digits", "adam")).lr
-    'paper'
-    """
-
-    config: Config
-    lr: str = "paper"
-    eps: str = "paper"
-
-    def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Search, and write ``result.json``: a study itself does not record that it is finished."""
-        from avagrad.lab.sweep import sweep
-
-        options: dict[str, Any] = {"lr": axis(self.lr, "lr"), "eps": axis(self.eps, "eps"), "engine": "ensemble"}
-        found = sweep(self.config, folder=out, watcher=lambda now: on_progress(now.done / now.total), **options)
-        if found.failed:
-            raise RuntimeError("; ".join(f"{key}: {why}" for key, why in found.failed.items()))
-        RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "summary": found.summary()})
+    options: dict[str, Any] = {"lr": axis(lr, "lr"), "eps": axis(eps, "eps"), "engine": "ensemble"}
+    found = sweep(config, folder=out, watcher=lambda now: on_progress(now.done / now.total), **options)
+    if found.failed:
+        raise RuntimeError("; ".join(f"{key}: {why}" for key, why in found.failed.items()))
+    RunFolder(out).write_result({"status": "finished", "trials": len(found.trials), "summary": found.summary()})
 
 
-@dataclass(frozen=True, kw_only=True)
-class Toy(Job):
-    """The synthetic problem, from several starts.
+def run_synthetic(out: Path, on_progress: OnProgress, runs: Sequence[toy.Settings], methods: Sequence[str]) -> None:
+    """Run the synthetic problem with each of the settings, one after the other."""
 
-    >>> Toy(name="synthetic", cost=1.0, runs=(toy.Settings(w1=0.0),), methods=("adam",)).runs[0].w1
-    0.0
-    """
+    def one(settings: toy.Settings, methods: Sequence[str]) -> dict[str, toy.Curve]:
+        done = runs.index(settings)
+        return toy.run(settings, methods, lambda _, step, steps: on_progress((done + step / steps) / len(runs)))
 
-    runs: tuple[toy.Settings, ...]
-    methods: tuple[str, ...]
-
-    def run(self, out: Path, on_progress: OnProgress) -> None:
-        """Run the settings one by one."""
-
-        def one(settings: toy.Settings, methods: Sequence[str]) -> dict[str, toy.Curve]:
-            done, total = self.runs.index(settings), len(self.runs)
-            return toy.run(settings, methods, lambda _, step, steps: on_progress((done + step / steps) / total))
-
-        run_into(out, self.runs, self.methods, resume=True, run=one)
+    run_into(out, runs, methods, resume=True, run=one)
 
 
 class _Progress(Callback):
@@ -128,6 +81,10 @@ _MAPS: dict[str, tuple[str, dict[str, Any]]] = {
 # A smaller network for one epoch. The learning rates were tuned for the longer run of the preset, not for this one,
 # but all methods learn with them.
 _SMALL_CHARS = {"embedding": 64, "hidden": 64, "batch_size": 64, "bptt": 32}
+_RUNS: dict[str, tuple[float, dict[str, Any]]] = {
+    "digits": (0.7, {}),
+    "chars": (2.0, {"epochs": 1, "task_options": _SMALL_CHARS}),
+}
 _SEEDS = (0, 1)
 
 
@@ -138,33 +95,16 @@ def jobs() -> list[Job]:
     >>> len(found), [job.name for job in found[:6]]
     (53, ['synthetic', 'maps/adam', 'maps/avagrad', 'maps/avastep', 'search/avagrad', 'runs/digits/sgd-0'])
     """
-    space = Space(axis("paper", "lr"), axis("paper", "eps"))
-    points = tuple(Point(cell.lr, cell.eps, 0) for cell in space.cells())
-    starts = tuple(toy.Settings(w1=w1, **_TOY) for w1 in (0.5, 0.0))  # type: ignore[arg-type]
-    return [
-        Toy(name="synthetic", cost=45.0, runs=starts, methods=_TOY_METHODS),
-        *(
-            Grid(
-                name=f"maps/{name}",
-                cost=35.0,
-                config=configure("digits", method, optimizer_options=options),
-                points=points,
-            )
-            for name, (method, options) in _MAPS.items()
-        ),
-        Search(name="search/avagrad", cost=7.0, config=configure("digits", "avagrad")),
-        *(
-            Training(name=f"runs/digits/{method}-{seed}", cost=0.7, config=configure("digits", method, seed=seed))
-            for method in METHODS
-            for seed in _SEEDS
-        ),
-        *(
-            Training(
-                name=f"runs/chars/{method}-{seed}",
-                cost=2.0,
-                config=configure("chars", method, seed=seed, epochs=1, task_options=_SMALL_CHARS),
-            )
-            for method in METHODS
-            for seed in _SEEDS
-        ),
-    ]
+    points = [Point(*cell, 0) for cell in Space(axis("paper", "lr"), axis("paper", "eps")).cells()]
+    starts = [toy.Settings(w1=w1, **_TOY) for w1 in (0.5, 0.0)]  # type: ignore[arg-type]
+    found = [Job("synthetic", 45.0, run_synthetic, {"runs": starts, "methods": _TOY_METHODS})]
+    for name, (method, options) in _MAPS.items():
+        config = configure("digits", method, optimizer_options=options)
+        found.append(Job(f"maps/{name}", 35.0, train_grid, {"config": config, "points": points}))
+    found.append(Job("search/avagrad", 7.0, search, {"config": configure("digits", "avagrad")}))
+    for task, (cost, settings) in _RUNS.items():
+        for method in METHODS:
+            for seed in _SEEDS:
+                config = configure(task, method, seed=seed, **settings)
+                found.append(Job(f"runs/{task}/{method}-{seed}", cost, train_one, {"config": config}))
+    return found
