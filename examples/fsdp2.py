@@ -8,6 +8,7 @@ checkpoint, which knows nothing of how many there were.
 
 import argparse
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -38,6 +39,17 @@ class Model(nn.Module):
         for layer in self.layers:
             h = layer(h)
         return nn.functional.cross_entropy(self.head(h).flatten(0, 1), y.flatten())
+
+
+def save(state: dict[str, Any], checkpoint: Path) -> None:
+    """Save from all ranks, over a group whose threads end with it.
+
+    DTensor caches the mesh, so the threads of the default group live until Python exits. A thread that then still
+    holds a tensor aborts the process.
+    """
+    group = dist.new_group(backend="gloo")
+    dcp.save(state, checkpoint_id=checkpoint, process_group=group)  # type: ignore[attr-defined]
+    dist.destroy_process_group(group)
 
 
 def main() -> None:
@@ -80,8 +92,7 @@ def main() -> None:
 
     model_state, optimizer_state = get_state_dict(model, optimizer)
     state = {"model": model_state, "optimizer": optimizer_state, "step": torch.tensor(max(args.steps, int(start)))}
-    dcp.save(state, checkpoint_id=args.checkpoint)  # type: ignore[attr-defined]
-    dist.barrier()  # gloo's threads may still hold a tensor of the save; they need Python to let go of it
+    save(state, args.checkpoint)
     dist.destroy_process_group()
 
 
