@@ -20,7 +20,6 @@ from torch.nn import functional as F  # noqa: N812
 from web import serving
 
 from avagrad.lab.data import cifar as images
-from avagrad.lab.data import cifar_files
 from avagrad.lab.data.cifar import Images, download_cifar, read_images
 from avagrad.lab.models.resnet import Bottleneck, ResNet
 from avagrad.lab.models.wide_resnet import WideBlock, WideResNet
@@ -280,7 +279,6 @@ def test_complete_files_are_not_remarked_on(tmp_path: Path, monkeypatch: pytest.
     write_binary(tmp_path, make(10), 10)
     assert "data_batch_1.bin has 4 images, but the complete one has 10,000" in read_images(tmp_path).remarks[0]
     monkeypatch.setattr(images, "COMPLETE", {"train": 20, "test": 10})
-    monkeypatch.setattr(images, "_CACHE_VERSION", 0)
     assert read_images(tmp_path).remarks == ()
 
 
@@ -317,10 +315,10 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"_codecs\nencode"])
 @pytest.mark.parametrize("state", [b"}U\x05shapeK\x01s", b"N}U\x05shapeK\x01s\x86"])
 def test_a_hostile_pickle_cannot_change_what_stands_in(tmp_path: Path, name: bytes, state: bytes) -> None:
-    before = dict(vars(cifar_files._Stub))
+    before = dict(vars(images._Stub))
     with pytest.raises(ValueError, match=r"cannot be read as a pickle(?!.*it holds)"):  # it is not even made
-        cifar_files.read_file("x", b"\x80\x02c" + name + b"\n" + state + b"b.", classes=10, complete=10_000)
-    assert dict(vars(cifar_files._Stub)) == before
+        images._read_file(Path("x"), b"\x80\x02c" + name + b"\n" + state + b"b.", classes=10, complete=10_000)
+    assert dict(vars(images._Stub)) == before
 
 
 @pytest.mark.parametrize(
@@ -355,7 +353,6 @@ def test_files_that_are_cut_off_are_named(tmp_path: Path) -> None:
             (place / name).write_bytes(whole[:size])
             with pytest.raises(ValueError, match=rf"cifar: {name} .*{size:,} bytes.* truncated"):
                 read_images(place)
-        assert not list(place.glob("*.npz"))
     with pytest.raises(ValueError, match=r"has 30,729 bytes, but should have 30,730,000 \(10,000 records of 3,073\)"):
         read_images(tmp_path / "test_batch.bin")
 
@@ -368,7 +365,6 @@ def test_archives_that_are_cut_off_or_none_are_refused(tmp_path: Path) -> None:
         archive.write_bytes(content)
         with pytest.raises((ValueError, FileNotFoundError), match=r"cannot be read to its end|lacks|has no files"):
             read_images(archive)
-    assert not list(tmp_path.glob("*.npz"))
 
 
 class Zeros(io.RawIOBase):
@@ -527,72 +523,6 @@ def test_options_that_make_no_sense(tmp_path: Path, options: dict[str, Any], say
         Cifar(data=str(tmp_path), **options)
 
 
-# --- what is kept ---
-
-
-def refuse(*_: object) -> None:
-    raise AssertionError("the data were read again")
-
-
-def test_the_second_time_nothing_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    data = make(10)
-    write_folders(tmp_path / "x", data, "png")
-    write_binary(tmp_path / "y", data, 10)
-    archive = pack(tmp_path / "y", tmp_path / "y.tar.gz")
-    first = [read_images(tmp_path / "x"), read_images(archive)]
-    assert (tmp_path / "x" / "cifar-10.avagrad.npz").is_file()
-    assert (tmp_path / "y.tar.gz.cifar-10.avagrad.npz").is_file()
-    monkeypatch.setattr(images, "_read", refuse)
-    monkeypatch.setattr(images, "_unpack", refuse)
-    monkeypatch.chdir(tmp_path)
-    for found, before in zip([read_images("x"), read_images("y.tar.gz")], first, strict=True):  # by another path
-        assert_same(found, data)
-        assert (found.names, found.remarks) == (before.names, before.remarks)
-    assert not list(tmp_path.rglob(".*"))  # nothing is left lying about
-
-
-def test_changed_data_are_read_anew(tmp_path: Path) -> None:
-    data = make(10)
-    write_binary(tmp_path, data, 10)
-    assert_same(read_images(tmp_path), data)
-    data["train"][0][0] ^= 255
-    write_binary(tmp_path, data, 10)
-    os.utime(tmp_path / "data_batch_1.bin", ns=(1, 1))  # the same size, at another time
-    assert_same(read_images(tmp_path), data)
-    assert len(list(tmp_path.glob("*.npz"))) == 1
-
-
-@pytest.mark.parametrize("damage", ["empty", "cut", "flipped", "text", "npy", "folder"])
-def test_a_broken_keeping_is_ignored_and_made_again(tmp_path: Path, damage: str) -> None:
-    data = make(10)
-    write_binary(tmp_path, data, 10)
-    read_images(tmp_path)
-    place = tmp_path / "cifar-10.avagrad.npz"
-    whole = place.read_bytes()
-    array = io.BytesIO()
-    numpy.save(array, numpy.zeros(3))
-    middle = len(whole) // 2
-    place.unlink()
-    if damage == "folder":
-        place.mkdir()
-    else:
-        place.write_bytes(
-            {
-                "empty": b"",
-                "cut": whole[:middle],
-                "flipped": whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :],
-                "text": b"hello",
-                "npy": array.getvalue(),
-            }[damage]
-        )
-    assert_same(read_images(tmp_path), data)
-    if damage == "folder":  # it cannot be put there
-        assert not list(place.iterdir())
-        assert not list(tmp_path.glob(".cifar*"))
-    else:
-        assert place.read_bytes() == whole
-
-
 # --- fetching ---
 
 
@@ -621,7 +551,7 @@ def test_the_archive_is_fetched_only_when_asked(
     assert not goal.exists()
     task = Cifar(**options, download=True)
     assert_same(read_images(goal, classes), data)
-    assert sorted(path.name for path in goal.iterdir()) == [name, f"{name}.cifar-{classes}.avagrad.npz"]
+    assert [path.name for path in goal.iterdir()] == [name]
     archive.unlink()
     assert Cifar(**options, download=True).fingerprint() == task.fingerprint()  # all is there: nothing is fetched
     assert Cifar(**{**options, "data": str(tmp_path / "x")}, download=True).fingerprint() == task.fingerprint()
