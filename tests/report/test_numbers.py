@@ -270,7 +270,7 @@ def test_odd_sweeps_never_raise(records: list[Record], direction: str) -> None:
 
 
 def test_figure_1_from_a_run() -> None:
-    settings = toy.Settings(C=9.0, lr=1e-2, steps=2000, replicas=4, points=20, w1=0.0, compile=False)
+    settings = toy.Settings(C=9.0, lr=1e-2, steps=2000, replicas=4, w1=0.0, compile=False)
     curves = toy.run(settings, ("adam", "sgd"))
     told = [
         json.loads(json.dumps(row, allow_nan=False))

@@ -13,7 +13,6 @@ from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.folder import RunFolder
 from avagrad.lab.methods import METHODS
 from avagrad.lab.run import Callback
-from avagrad.lab.synthetic_folder import run_into
 from avagrad.lab.tasks import synthetic as toy
 from avagrad.lab.train import train
 from avagrad.lab.worker_pool import Job, OnProgress
@@ -48,9 +47,9 @@ def run_synthetic(out: Path, on_progress: OnProgress, runs: Sequence[toy.Setting
 
     def one(settings: toy.Settings, methods: Sequence[str]) -> dict[str, toy.Curve]:
         done = runs.index(settings)
-        return toy.run(settings, methods, lambda _, step, steps: on_progress((done + step / steps) / len(runs)))
+        return toy.run(settings, methods, lambda step: on_progress((done + step / settings.steps) / len(runs)))
 
-    run_into(out, runs, methods, resume=True, run=one)
+    toy.run_into(out, runs, methods, resume=True, run=one)
 
 
 class _Progress(Callback):

@@ -9,28 +9,30 @@ torch.Size([100, 3])
 >>> curves["adam"].mean_w[0]  # the first mean is w_1
 tensor([0.5000, 0.5000, 0.5000], dtype=torch.float64)
 
-The updates are those of :mod:`avagrad.optim.rules`, a few steps at a time under ``torch.compile``: a step is so small
-that the call itself costs far more. ``beta1`` is 0, as in the theorem.
+The updates are those of :mod:`avagrad.optim.rules`; one compiled function takes a step of all methods. ``beta1`` is
+0, as in the theorem.
 """
 
-import functools
-import inspect
-import math
+import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from avagrad.files import write_atomic
 from avagrad.lab.checks import is_number, is_whole, require
+from avagrad.lab.environment import about
+from avagrad.lab.folder import RunFolder, plain
 from avagrad.lab.torch_rules import adam_step, sgd_step
 from avagrad.names import look_up
-from avagrad.optim.rules import LARGEST, Clips, Scalar, delayed_step, gradient_sizes, rates, scale
+from avagrad.optim.rules import LARGEST, Clips, delayed_step, gradient_sizes, rates, scale
 from avagrad.theory import Problem, bound_from_sums
 
-__all__ = ["METHODS", "Curve", "Settings", "run", "samples"]
+__all__ = ["METHODS", "Curve", "Settings", "run", "run_into", "samples"]
 
 _MOMENTS = ("w", "v")
 _MEANS = ("sum_w", "sum_squared_gradient")
@@ -48,10 +50,12 @@ METHODS: dict[str, tuple[str, ...]] = {
     "avastep-free": (*_MOMENTS, *_MEANS, *_BOUND),
 }
 
+_RECORDED = 200  # steps that are recorded
 _DRAWN = 4096  # samples are drawn for so many steps at a time
+_FLOAT64: dict[str, Any] = {"dtype": torch.float64, "device": "cpu"}
 
-Progress = Callable[[str, int, int], None]
-_Advance = Callable[[Tensor, Tensor, Tensor, "_Hyper"], None]
+_State = dict[str, Tensor]  # of one method; each tensor has an entry per replica
+_States = dict[str, _State]  # of all methods
 
 
 # --- settings and results ------------------------------------------------------------------------
@@ -60,9 +64,6 @@ _Advance = Callable[[Tensor, Tensor, Tensor, "_Hyper"], None]
 @dataclass(frozen=True, kw_only=True)
 class Settings:
     """The settings of a run; the defaults are the paper's, with 100 replicas.
-
-    ``points`` is the approximate number of recorded steps, evenly spaced (including the first and the last). ``block``,
-    the number of steps per call, and ``points`` do not change a result.
 
     >>> Settings().problem
     Problem(C=999.0, delta=1.0)
@@ -81,9 +82,7 @@ class Settings:
     steps: int = 1_000_000
     replicas: int = 100
     seed: int = 0
-    points: int = 200
     bias_correction: bool = True  # of Delayed Adam and AvaGrad; Adam and AMSGrad always have it
-    block: int = 4
     compile: bool = True
 
     def __post_init__(self) -> None:
@@ -94,7 +93,7 @@ class Settings:
         self._require("beta2", is_number(self.beta2) and 0 <= self.beta2 < 1, "a number from 0 up to, not including, 1")
         self._require("eps", is_number(self.eps) and self.eps > 0, "a finite number above 0")
         self._require("w1", is_number(self.w1) and 0 <= self.w1 <= 1, "a number from 0 to 1")
-        for name in ("steps", "replicas", "points", "block"):
+        for name in ("steps", "replicas"):
             self._require(name, is_whole(getattr(self, name), 1), "a whole number of at least 1")
         self._require("seed", is_whole(self.seed, 0) and self.seed < 2**63, "a whole number from 0 to 2^63 - 1")
         for name in ("bias_correction", "compile"):
@@ -114,13 +113,13 @@ class Settings:
 
     @property
     def recorded(self) -> list[int]:
-        """The steps that are recorded.
+        """The steps that are recorded: the first, and up to 200 that are evenly spaced, to the last.
 
-        >>> Settings(steps=10, points=3).recorded
-        [1, 3, 7, 10]
+        >>> Settings(steps=1000).recorded[:4]
+        [1, 5, 10, 15]
         """
-        points = min(self.points, self.steps)
-        return sorted({1} | {round(k * self.steps / points) for k in range(1, points + 1)})
+        count = min(_RECORDED, self.steps)
+        return sorted({1} | {round(k * self.steps / count) for k in range(1, count + 1)})
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,39 +162,28 @@ class Curve:
         bound = bound_from_sums(rates, self.sum_squared_rate, constants=constants)
         return torch.where(moved, bound, torch.inf)
 
-    def rows(
-        self, quantiles: Sequence[float] = (0.1, 0.5, 0.9), settings: Settings | None = None
-    ) -> list[dict[str, Any]]:
+    def rows(self, settings: Settings | None = None) -> list[dict[str, Any]]:
         """Return a row per recorded step, ready for JSON: for each quantity its mean and quantiles over replicas.
 
         With the ``settings`` of the run the rows include Theorem 2's ``bound``, if the method has one. Infinite values
         are None, since JSON has no infinity.
 
-        >>> run(Settings(steps=1, replicas=2, compile=False), ("sgd",))["sgd"].rows(quantiles=(0.5,))
-        [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q50': 0.50001}, ...}]
+        >>> run(Settings(steps=1, replicas=2, compile=False), ("sgd",))["sgd"].rows()
+        [{'method': 'sgd', 'step': 1, 'replicas': 2, 'w': {'mean': 0.50001, 'q10': 0.50001, ...}, ...}]
         """
-        for q in quantiles:
-            require(is_number(q) and 0 <= q <= 1, "synthetic: a quantile", q, "a number from 0 to 1")
-        names = ("w", "mean_w", "mean_squared_gradient", *_BOUND)
-        kept = {name: getattr(self, name) for name in names if getattr(self, name) is not None}
-        bound = None if settings is None else self.bound(settings)
-        if bound is not None:
-            kept["bound"] = bound
-        summaries = {name: _summary(x, quantiles) for name, x in kept.items()}
-        return [
+        columns = {name: getattr(self, name) for name in ("w", "mean_w", "mean_squared_gradient", *_BOUND)}
+        columns["bound"] = None if settings is None else self.bound(settings)
+        rows = [
             {"method": self.method, "step": step, "replicas": self.w.shape[1]}
-            | {name: {key: column[i] for key, column in columns.items()} for name, columns in summaries.items()}
+            | {name: _summary(column[i]) for name, column in columns.items() if column is not None}
             for i, step in enumerate(self.steps.tolist())
         ]
+        return [plain(row) for row in rows]
 
 
-def _summary(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | None]]:
-    columns = {"mean": x.mean(1)}
-    for q in quantiles:
-        columns[f"q{100 * q:g}"] = torch.quantile(x, q, dim=1)
-    return {
-        name: [value if math.isfinite(value) else None for value in column.tolist()] for name, column in columns.items()
-    }
+def _summary(x: Tensor) -> dict[str, float]:
+    quantiles = {f"q{100 * q:g}": x.quantile(q).item() for q in (0.1, 0.5, 0.9)}
+    return {"mean": x.mean().item(), **quantiles}
 
 
 # --- the run -------------------------------------------------------------------------------------
@@ -203,11 +191,13 @@ def _summary(x: Tensor, quantiles: Sequence[float]) -> dict[str, list[float | No
 
 @torch.no_grad()
 def run(
-    settings: Settings | None = None, methods: Sequence[str] = tuple(METHODS), progress: Progress | None = None
+    settings: Settings | None = None,
+    methods: Sequence[str] = tuple(METHODS),
+    progress: Callable[[int], None] = lambda done: None,
 ) -> dict[str, Curve]:
     """Run the methods on the same samples. Returns their curves by name.
 
-    ``progress`` is called with the stage ("compile" or "run"), the number of steps done, and their total.
+    ``progress`` is called a few times a second with the number of steps done.
 
     >>> run(Settings(), ["delayed_adma"])
     Traceback (most recent call last):
@@ -215,112 +205,157 @@ def run(
     ValueError: synthetic: a method is 'delayed_adma', which is not known; did you mean 'delayed-adam'? Choose from: ...
     """
     settings = Settings() if settings is None else settings
-    report = progress or (lambda stage, done, total: None)
     require(not isinstance(methods, str), "synthetic: methods", methods, "a list of names")
-    names = tuple(dict.fromkeys(methods))
-    fields = [(name, kept) for name in names for kept in look_up("synthetic: a method", name, METHODS)]
+    names = {name: look_up("synthetic: a method", name, METHODS) for name in methods}
     if not names:
         raise ValueError("synthetic: methods is empty, but must name at least one method.")
 
-    first = [[settings.w1 if kept == "w" else 0.0] for _, kept in fields]
-    state = torch.tensor(first, dtype=torch.float64, device="cpu").repeat(1, settings.replicas)
-    hyper = _hyper(settings)
-
-    report("compile", 0, settings.steps)
-    one, many = _programs(settings, names)
-    late = _first_uncorrected(settings.beta2)
-    stops = settings.recorded
-    kept_states: list[Tensor] = []
-    t = 0  # steps taken so far
-    report("run", t, settings.steps)
-    for start, rare in samples(settings):
-        while t < start + len(rare):
-            stop = min(stops[len(kept_states)], start + len(rare))
-            while t < stop:
-                # A block must be entirely late: t is not known inside it.
-                length = settings.block if t + 1 >= late and t + settings.block <= stop else 1
-                at = t - start
-                step = torch.tensor(t + 1, dtype=torch.float64, device="cpu")
-                (one if length == 1 else many)(state, rare[at : at + length], step, hyper)
-                t += length
-            if t == stops[len(kept_states)]:
-                kept_states.append(state.clone())
-        report("run", t, settings.steps)
-    return _curves(names, fields, torch.tensor(stops), torch.stack(kept_states))
+    states = {
+        name: {key: torch.full((settings.replicas,), settings.w1 if key == "w" else 0.0, **_FLOAT64) for key in keys}
+        for name, keys in names.items()
+    }
+    hyper = _Hyper.of(settings)
+    step = _compiled_step(states, hyper) if settings.compile else _step
+    recorded, history = set(settings.recorded), []
+    t = 0
+    for drawn in samples(settings):
+        progress(t)
+        for rare in drawn:
+            t += 1
+            states = step(states, rare, torch.tensor(t, **_FLOAT64), hyper)
+            if t in recorded:
+                history.append(states)
+    progress(t)
+    return {name: _curve(name, settings, [states[name] for states in history]) for name in names}
 
 
-def samples(settings: Settings) -> Iterator[tuple[int, Tensor]]:
-    """Yield the samples of a run, a few thousand steps at a time: the number of steps before, and a ``(T, R)`` tensor.
+def samples(settings: Settings) -> Iterator[Tensor]:
+    """Yield the samples of a run, a few thousand steps at a time: ``(T, R)``, True is the rare sample.
 
-    True is the rare sample. The samples are a function of ``seed``, ``replicas`` and the problem: a longer run starts
-    with the samples of a shorter one.
+    The samples are a function of ``seed``, ``replicas`` and the problem: a longer run starts with the samples of a
+    shorter one.
 
-    >>> [(start, rare.shape) for start, rare in samples(Settings(steps=5000, replicas=2))]
-    [(0, torch.Size([4096, 2])), (4096, torch.Size([904, 2]))]
+    >>> [rare.shape for rare in samples(Settings(steps=5000, replicas=2))]
+    [torch.Size([4096, 2]), torch.Size([904, 2])]
     """
     rng = torch.Generator(device="cpu").manual_seed(settings.seed)
     for start in range(0, settings.steps, _DRAWN):
         shape = min(_DRAWN, settings.steps - start), settings.replicas
-        yield start, torch.rand(shape, generator=rng, dtype=torch.float64, device="cpu") < settings.problem.p
+        yield torch.rand(shape, generator=rng, **_FLOAT64) < settings.problem.p
 
 
-def _curves(names: tuple[str, ...], fields: list[tuple[str, str]], steps: Tensor, states: Tensor) -> dict[str, Curve]:
-    found = dict(zip(fields, states.unbind(1), strict=True))
+def _curve(name: str, settings: Settings, history: Sequence[_State]) -> Curve:
+    found = {key: torch.stack([state[key] for state in history]) for key in METHODS[name]}
+    steps = torch.tensor(settings.recorded)
     t = steps.double()[:, None]
-    return {
-        name: Curve(
-            method=name,
-            steps=steps,
-            w=found[name, "w"],
-            mean_w=found[name, "sum_w"] / t,
-            mean_squared_gradient=found[name, "sum_squared_gradient"] / t,
-            **{kept: found[name, kept] for kept in _BOUND if (name, kept) in found},
-        )
-        for name in names
-    }
+    return Curve(
+        method=name,
+        steps=steps,
+        w=found["w"],
+        mean_w=found["sum_w"] / t,
+        mean_squared_gradient=found["sum_squared_gradient"] / t,
+        **{key: found[key] for key in _BOUND if key in found},
+    )
+
+
+def run_into(
+    out: str | Path,
+    runs: Sequence[Settings],
+    methods: Sequence[str],
+    *,
+    resume: bool = False,
+    run: Callable[[Settings, Sequence[str]], dict[str, Curve]] = run,
+) -> dict[str, Any]:
+    """Run the methods with each of the settings, write a folder, and return the content of its ``result.json``.
+
+    With ``resume`` a finished folder is not run again, and an unfinished one is started again. ``run`` runs the
+    methods with one of the settings; pass another function to show progress.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as place:
+    ...     result = run_into(place, [Settings(steps=2, replicas=2, compile=False)], ["sgd"])
+    ...     sorted(path.name for path in Path(place).iterdir())
+    ['config.json', 'curves.jsonl', 'result.json']
+    >>> result["last"][0]["w1"], result["last"][0]["step"]
+    (0.5, 2)
+    """
+    config = {"task": "synthetic", "methods": list(methods), "runs": [asdict(settings) for settings in runs]}
+    with RunFolder.claim(out, config, about(), resume=resume) as folder:
+        if (result := folder.read_result()) is not None:
+            return result
+        rows = [
+            {"w1": settings.w1} | row
+            for settings in runs
+            for curve in run(settings, methods).values()
+            for row in curve.rows(settings)
+        ]
+        lines = "".join(f"{json.dumps(row)}\n" for row in rows)
+        write_atomic(folder.path / "curves.jsonl", lambda file: file.write(lines.encode()))
+        last = {settings.w1: settings.steps for settings in runs}
+        result = {"status": "finished", "last": [row for row in rows if row["step"] == last[row["w1"]]]}
+        folder.write_result(result)
+        return result
 
 
 # --- the steps -----------------------------------------------------------------------------------
 
 
 class _Hyper(NamedTuple):
-    """Hyper-parameters as tensors, so that one compiled program works for all values."""
+    """Hyper-parameters; numbers are tensors, so that one compiled program works for all values."""
 
     problem: Problem
     lr: Tensor
     beta2: Tensor
     eps: Tensor
+    bias_correction: bool
+
+    @classmethod
+    def of(cls, settings: Settings) -> "_Hyper":
+        numbers = settings.C, settings.delta, settings.lr, settings.beta2, settings.eps
+        C, delta, lr, beta2, eps = torch.tensor(numbers, **_FLOAT64)
+        return cls(Problem(C, delta), lr, beta2, eps, settings.bias_correction)
 
 
-def _hyper(settings: Settings) -> _Hyper:
-    def tensor(x: float) -> Any:
-        return torch.tensor(x, dtype=torch.float64, device="cpu")
-
-    problem = Problem(C=tensor(settings.C), delta=tensor(settings.delta))
-    return _Hyper(problem, tensor(settings.lr), tensor(settings.beta2), tensor(settings.eps))
+def _step(states: _States, rare: Tensor, t: Tensor, hyper: _Hyper) -> _States:
+    """Return the states after one step of each method, for all replicas."""
+    return {name: _step_of(name, state, rare, t, hyper) for name, state in states.items()}
 
 
-def _step(
-    name: str, kept: dict[str, Tensor], rare: Tensor, t: Scalar, hyper: _Hyper, bias_correction: bool
-) -> dict[str, Tensor]:
-    """Take one step of one method, for all replicas. Returns the new state, in the same order."""
-    problem, lr, beta2, eps = hyper
-    w = kept["w"]
+def _compiled_step(states: _States, hyper: _Hyper) -> Callable[[_States, Tensor, Tensor, _Hyper], _States]:
+    """Return the step, compiled by a first call, or as it is where that does not work."""
+    try:
+        # One thread: a step is a few microseconds of work, and synchronising threads would take many times as long.
+        compiled = torch.compile(_step, fullgraph=True, options={"cpp.threads": 1})
+        rare = torch.zeros_like(next(iter(states.values()))["w"], dtype=torch.bool)
+        compiled(states, rare, torch.tensor(1, **_FLOAT64), hyper)
+    except Exception as error:  # for example without a C++ compiler
+        why = (str(error).strip() or type(error).__name__).splitlines()[0]
+        warnings.warn(
+            f"synthetic: torch.compile does not work here, so the steps run one by one, and slowly ({why}). "
+            "Set compile=False to silence this warning.",
+            stacklevel=4,  # the caller of run, which is decorated
+        )
+        return _step
+    return compiled
+
+
+def _step_of(name: str, state: _State, rare: Tensor, t: Tensor, hyper: _Hyper) -> _State:
+    problem, lr, beta2, eps, bias_correction = hyper
+    w = state["w"]
     g = problem.sample_gradient(w, rare)
     slope = problem.gradient(w)
     squared = slope * slope
-    new = {"sum_w": kept["sum_w"] + w, "sum_squared_gradient": kept["sum_squared_gradient"] + squared}
+    new = {"sum_w": state["sum_w"] + w, "sum_squared_gradient": state["sum_squared_gradient"] + squared}
     m = torch.zeros_like(w)  # beta1 is 0: there is no momentum
-    rate: Tensor | None = None
+    rate = torch.zeros_like(w)  # of a method to which Theorem 2 applies
     if name in ("adam", "amsgrad"):
-        given = kept.get("v_max")
-        w, _, v, v_max = adam_step(w, g, m, kept["v"], given, t, lr=lr, beta1=0.0, beta2=beta2, eps=eps)
-        new |= {"v": v, "v_max": v_max}
+        v, v_max = state["v"], state.get("v_max")
+        w, _, new["v"], new["v_max"] = adam_step(w, g, m, v, v_max, t, lr=lr, beta1=0.0, beta2=beta2, eps=eps)
     elif name == "sgd":
         rate = lr.expand_as(w)
         w, _ = sgd_step(w, g, m, t, lr=lr)
     else:
-        v, norm_of_step = kept["v"], name.startswith("avastep")
+        v, norm_of_step = state["v"], name.startswith("avastep")
         forms = {"bias_correction": bias_correction or norm_of_step, "active_only": norm_of_step}
         r = gradient_sizes(v, t - 1, beta2=beta2, bias_correction=forms["bias_correction"])
         eta, clips = rates(r, t - 1, eps=eps, **forms), Clips()
@@ -331,62 +366,8 @@ def _step(
         rate = lr * gamma * eta
         w, _, new["v"] = delayed_step(w, g, m, v, t, eta, gamma, lr=lr, beta1=0.0, beta2=beta2, clips=clips, **forms)
     new["w"] = w.clamp(0.0, 1.0)
-    if rate is not None and "sum_rate" in kept:
-        new["sum_rate"] = kept["sum_rate"] + rate
-        new["sum_squared_rate"] = kept["sum_squared_rate"] + rate * rate
-        new["sum_rate_squared_gradient"] = kept["sum_rate_squared_gradient"] + rate * squared
-    return {key: new[key] for key in kept}
-
-
-def _program(names: tuple[str, ...], bias_correction: bool, length: int) -> _Advance:
-    """Return a function that advances a state, in place, by one step for each row of samples.
-
-    For more than one step bias corrections must have reached 1: they are computed at ``t = inf``, and cost nothing.
-    """
-
-    def advance(state: Tensor, rare: Tensor, t: Tensor, hyper: _Hyper) -> None:
-        rows = iter(state.unbind(0))
-        all_kept = {name: {key: next(rows) for key in METHODS[name]} for name in names}
-        for k in range(length):
-            now: Scalar = t if length == 1 else math.inf
-            all_kept = {n: _step(n, kept, rare[k], now, hyper, bias_correction) for n, kept in all_kept.items()}
-        state.copy_(torch.stack([row for kept in all_kept.values() for row in kept.values()]))
-
-    return advance
-
-
-def _first_uncorrected(beta2: float) -> int:
-    """Return the first ``t`` from which on ``1 - beta2^(t-1)`` is exactly 1 in float64, with a margin."""
-    return 2 if beta2 == 0 else 2 + math.ceil(64 * math.log(2) / -math.log(beta2))
-
-
-def _programs(settings: Settings, names: tuple[str, ...]) -> list[_Advance]:
-    """Return the programs for one step and for a block."""
-    lengths = (1, settings.block)
-    if settings.compile:
-        try:
-            return [_compiled(names, settings.bias_correction, n, settings.replicas) for n in lengths]
-        except (RuntimeError, OSError) as error:  # raised by torch.compile, for example without a C++ compiler
-            why = (str(error).strip() or type(error).__name__).splitlines()[0]
-            warnings.warn(
-                f"synthetic: torch.compile does not work here, so the steps run one by one, and slowly ({why}). "
-                "Set compile=False to silence this warning.",
-                stacklevel=4,  # the caller of run, which is decorated
-            )
-    return [_program(names, settings.bias_correction, n) for n in lengths]
-
-
-@functools.cache
-def _compiled(names: tuple[str, ...], bias_correction: bool, length: int, replicas: int) -> _Advance:
-    """Compile a program by running it once, on a temporary state."""
-    # Each program has its own cache, if torch supports that: else all would count against one limit.
-    own = "isolate_recompiles" in inspect.signature(torch.compile).parameters
-    options: dict[str, Any] = {"isolate_recompiles": True} if own else {}
-    # One thread: a step is a few microseconds of work, and synchronising threads would take many times as long.
-    options["options"] = {"cpp.threads": 1}
-    program = _program(names, bias_correction, length)
-    compiled = cast(_Advance, torch.compile(program, fullgraph=True, dynamic=False, **options))
-    state = torch.zeros(sum(len(METHODS[n]) for n in names), replicas, dtype=torch.float64, device="cpu")
-    rare = torch.zeros(length, replicas, dtype=torch.bool, device="cpu")
-    compiled(state, rare, torch.tensor(1.0, dtype=torch.float64, device="cpu"), _hyper(Settings()))
-    return compiled
+    if "sum_rate" in state:
+        new["sum_rate"] = state["sum_rate"] + rate
+        new["sum_squared_rate"] = state["sum_squared_rate"] + rate * rate
+        new["sum_rate_squared_gradient"] = state["sum_rate_squared_gradient"] + rate * squared
+    return {key: new[key] for key in state}
