@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 import torch
 from short_runs import SMALL_CHARS, StopAt, text, timeless
-from torch import Tensor
+from torch import Tensor, nn
 
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
@@ -352,6 +352,25 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, text:
         except Stopped:
             stops += 1
     assert stops == 4
+    assert without_seconds(parts) == without_seconds(whole)
+    assert timeless(read_metrics(tmp_path / "parts")) == timeless(read_metrics(tmp_path / "whole"))
+
+
+@dataclass(kw_only=True)
+class DigitsWithDropout(Digits):
+    """The digits, with a model that draws from the global generator."""
+
+    def new_model(self) -> nn.Module:
+        return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10))
+
+
+def test_dropout_goes_on(tmp_path: Path) -> None:
+    config = configure(f"{__name__}:DigitsWithDropout", "adam", lr=0.01, eps=0.1, epochs=2, threads=1)
+    whole = train_ensemble(config, KEYS[:2], tmp_path / "whole")
+    with pytest.raises(Stopped):
+        train_ensemble(config, KEYS[:2], tmp_path / "parts", callback=StopAt(30))
+    torch.rand(7)  # another process has other generators
+    parts = train_ensemble(config, KEYS[:2], tmp_path / "parts", resume=True)
     assert without_seconds(parts) == without_seconds(whole)
     assert timeless(read_metrics(tmp_path / "parts")) == timeless(read_metrics(tmp_path / "whole"))
 

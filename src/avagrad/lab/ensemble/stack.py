@@ -16,6 +16,7 @@ from torch.func import functional_call, vmap
 from avagrad.lab.config import Config
 from avagrad.lab.ensemble.layers import stackable
 from avagrad.lab.ensemble.optimizer import StackedOptimizer, State, Weights
+from avagrad.lab.environment import generator_states, set_generator_states
 from avagrad.lab.stepping import Losses, autocast
 from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.optim.param_groups import no_decay_groups
@@ -233,12 +234,13 @@ class Stack:
             "first_bad": self.first_bad,
             "loss_sums": self.losses.total,
             "losses": self.losses.count,
-            "noise": self.noise.get_state(),
+            "generators": generator_states(self.task.device) | {"noise": self.noise.get_state()},
         }
 
     def load_state_dict(self, saved: dict[str, Any]) -> None:
         """Resume from a state."""
-        self.noise.set_state(saved["noise"])
+        set_generator_states(self.task.device, saved["generators"])
+        self.noise.set_state(saved["generators"]["noise"])
         for name, x in self.w.items():
             x.copy_(saved["w"][name])
             _copy_into(self.state[name], saved["state"][name])
