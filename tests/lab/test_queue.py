@@ -153,3 +153,44 @@ def test_a_checkpoint_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
     checkpoint.touch()
     assert list(run_queue(entries, tmp_path)) == []
     assert not checkpoint.exists()
+
+
+def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file, out = tmp_path / "queue.txt", tmp_path / "queue"
+    file.write_text("digits -o model=none --epochs 1 --out bad\ndigits --epochs 1 --out good\n")
+    assert main([str(file)]) == 1
+    said = capsys.readouterr()
+    assert "model is 'none'" in said.err
+    assert "bad: failed\ngood: finished\n1 of 2 runs are finished" in said.out
+    assert "left: bad" in said.out
+    assert (out / "good" / RESULT).exists()
+
+
+def test_a_line_that_has_changed_is_not_reported_as_finished(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "queue.txt"
+    file.write_text("digits --epochs 1 --out same\n")
+    assert main([str(file)]) == 0
+    file.write_text("digits --epochs 1 --seed 1 --out same\n")
+    result = (tmp_path / "queue" / "same" / RESULT).read_text()
+    capsys.readouterr()
+    assert main([str(file)]) == 1
+    said = capsys.readouterr()
+    assert "seed is 0 there and 1 here" in said.err
+    assert "0 of 1 runs are finished" in said.out
+    assert (tmp_path / "queue" / "same" / RESULT).read_text() == result
+
+
+@pytest.mark.parametrize("name", ["same/", "./same"])
+def test_one_folder_is_one_run(name: str, tmp_path: Path) -> None:
+    (tmp_path / "queue.txt").write_text(f"digits --out same\ndigits --seed 1 --out {name}\n")
+    with pytest.raises(ValueError, match=r"line 2 of .*: the run 'same' appears twice"):
+        read_queue(tmp_path / "queue.txt")
+
+
+def test_a_file_without_suffix_needs_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "queue"
+    file.write_text("digits --epochs 1\n")
+    assert main([str(file)]) == 2
+    assert f"out is None, but must be given, since {file} has no suffix." in capsys.readouterr().err

@@ -104,7 +104,7 @@ class RunFolder:
                 )
             try:
                 if files:
-                    folder._check_same_run(config, files, may_differ, defaults or {})
+                    folder.check_same_run(config, may_differ=may_differ, defaults=defaults or {})
                 else:
                     folder.write_json(CONFIG, {"config": config, "about": about})
                 yield folder
@@ -113,10 +113,12 @@ class RunFolder:
                     (folder.path / CONFIG).unlink()  # nothing else was written: the folder is free again
                 raise
 
-    def _check_same_run(
-        self, config: dict[str, Any], files: list[str], may_differ: Collection[str], defaults: Mapping[str, Any]
+    def check_same_run(
+        self, config: dict[str, Any], *, may_differ: Collection[str], defaults: Mapping[str, Any]
     ) -> None:
-        if CONFIG not in files:
+        """Raise an error if the folder contains something else than this run; the arguments are those of ``claim``."""
+        if not (self.path / CONFIG).exists():
+            files = sorted(set(os.listdir(self.path)) - _UNFINISHED)
             raise FileExistsError(
                 f"out is {str(self.path)!r}, which contains {_some(files)} but no {CONFIG}: it is not a run's folder."
             )

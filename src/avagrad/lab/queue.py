@@ -8,16 +8,18 @@ Each line of the file is a run, with the arguments of ``avagrad train``::
 
 The next run that is not finished is started or resumed; when the time is over it is saved, and the same command
 resumes it. A kill at any moment loses only the steps since the last checkpoint. Several processes may share one queue:
-a run that another process has locked is skipped. A finished run keeps its settings, metrics and result, but no
-checkpoint.
+a run that another process has locked is skipped. A run that fails is reported, and the others go on. A finished run
+keeps its settings, metrics and result, but no checkpoint.
 """
 
 import argparse
 import hashlib
 import json
+import os
 import shlex
 import sys
 import time
+import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -26,9 +28,9 @@ from typing import Any
 from avagrad.lab.checks import require
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.config import Config
-from avagrad.lab.folder import CHECKPOINT, RESULT
+from avagrad.lab.folder import CHECKPOINT, RESULT, RunFolder
 from avagrad.lab.options import OPTIONS, Option, add_options, config_from
-from avagrad.lab.run import Callback
+from avagrad.lab.run import Callback, check_same_run
 from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 
@@ -86,9 +88,12 @@ def read_queue(file: str | Path) -> list[Entry]:
             config = config_from(given["task"], given)
         except ValueError as error:
             raise ValueError(f"line {number} of {file}: {error}") from error
-        name = given["out"] or _name(config)
+        name = os.path.normpath(given["out"] or _name(config))
         if name in entries:
-            raise ValueError(f"line {number} of {file}: the run {name!r} appears twice, but must appear once.")
+            raise ValueError(
+                f"line {number} of {file}: the run {name!r} appears twice, but must appear once; lines that differ "
+                "only in --data or --threads need different --out."
+            )
         entries[name] = Entry(name, config)
     return list(entries.values())
 
@@ -110,6 +115,8 @@ def run_queue(
 ) -> Iterator[tuple[Entry, dict[str, Any]]]:
     """Run what is not finished, and yield each run with its result; end when the time is over, or nothing is left.
 
+    A run that fails is yielded with the status "failed" and the ``error``, and the others go on.
+
     >>> list(run_queue([], "nowhere", minutes=0.0))
     []
     """
@@ -117,12 +124,13 @@ def run_queue(
     place = Path(out)
     for entry in entries:
         folder = place / entry.name
-        if entry.is_finished(place):
-            (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a process that was killed just before this
-            continue
         if deadline is not None and time.monotonic() >= deadline:
             return
         try:
+            if entry.is_finished(place):
+                check_same_run(entry.config, RunFolder(folder))
+                (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a process that was killed just before this
+                continue
             result = train(
                 entry.config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline
             )
@@ -132,6 +140,9 @@ def run_queue(
             if deadline is not None and time.monotonic() >= deadline:
                 return
             raise
+        except Exception as error:
+            yield entry, {"status": "failed", "error": error}
+            continue
         (folder / CHECKPOINT).unlink(missing_ok=True)
         yield entry, result
 
@@ -153,14 +164,21 @@ def run_file(
     require(minutes is None or minutes > 0, "minutes", minutes, "a number above 0")
     entries = read_queue(file)
     place = out or file.with_suffix("")
+    require(place != file, "out", out, f"given, since {file} has no suffix")
+    failed = set()
     if not dry_run:
         for entry, result in run_queue(entries, place, minutes=minutes, save_every=save_every, callback=callback):
             print(f"{entry.name}: {result['status']}", flush=True)
-    left = [entry.name for entry in entries if not entry.is_finished(place)]
+            if result["status"] == "failed":
+                failed.add(entry.name)
+                error = result["error"]
+                expected = isinstance(error, (ValueError, OSError))
+                print("".join(traceback.format_exception(error)) if not expected else error, file=sys.stderr)
+    left = [entry.name for entry in entries if entry.name in failed or not entry.is_finished(place)]
     print(f"{len(entries) - len(left)} of {len(entries)} runs are finished in {place}")
     for name in left:
         print(f"left: {name}")
-    return 0
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":

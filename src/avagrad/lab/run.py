@@ -54,6 +54,15 @@ class OpenRun:
     deadline: float | None  # of time.monotonic()
 
 
+def _may_differ(config: Config) -> set[str]:
+    return _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
+
+
+def check_same_run(config: Config, folder: RunFolder) -> None:
+    """Raise an error if the folder contains another run than the one that a Config describes."""
+    folder.check_same_run(config.as_json(), may_differ=_may_differ(config), defaults=_DEFAULTS)
+
+
 @contextlib.contextmanager
 def open_run(
     config: Config,
@@ -72,8 +81,8 @@ def open_run(
     """
     require(save_every >= 0, "save_every", save_every, "a number of seconds of at least 0")
     facts = about() | {"data": task.fingerprint(), "remarks": list(task.remarks)}
-    may_differ = _MAY_DIFFER - ({"threads"} if config.sources.get("threads") == "given" else set())
     identity = identity or config.as_json()
+    may_differ = _may_differ(config)
     claim = RunFolder.claim(out, identity, facts, resume=resume, may_differ=may_differ, defaults=_DEFAULTS)
     with claim as folder, contextlib.ExitStack() as stack:
         written = folder.check_data(facts["data"], config.data)
