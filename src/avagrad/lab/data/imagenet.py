@@ -19,8 +19,6 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
-__all__ = ["Part", "Reader", "center_box", "find_images", "random_box", "recoloured"]
-
 PAGE = "https://image-net.org"
 COMPLETE = {"train": 1_281_167, "val": 50_000}  # images
 CLASSES = 1000
@@ -43,11 +41,7 @@ Read = tuple[Tensor, Tensor, Tensor, Tensor]  # pixels, labels, factors, shifts
 
 
 class Part(NamedTuple):
-    """The images of a part, in the order of their classes.
-
-    >>> Part(numpy.array([b"train/cat/1.jpg"]), numpy.array([5000]), numpy.array([0])).names[0].decode()
-    'train/cat/1.jpg'
-    """
+    """The images of a part, in the order of their classes."""
 
     names: numpy.typing.NDArray[numpy.bytes_]  # paths from the root, with slashes
     sizes: numpy.typing.NDArray[numpy.int64]  # in bytes
@@ -80,8 +74,7 @@ def find_images(root: Path) -> tuple[list[str], dict[str, Part]]:
             f"imagenet: train and val in {str(root)!r} should have the same folders, but only one of them has images "
             f"in {', '.join(differing[:12])}{', ...' if len(differing) > 12 else ''}."
         )
-    classes = sorted(found["train"])
-    return classes, {part: _part(part, [listed[name] for name in classes], classes) for part, listed in found.items()}
+    return list(found["train"]), {part: _part(part, listed) for part, listed in found.items()}
 
 
 def _images(folder: Path) -> list[tuple[str, int]]:
@@ -95,13 +88,11 @@ def _images(folder: Path) -> list[tuple[str, int]]:
         )
 
 
-def _part(part: str, listed: list[list[tuple[str, int]]], classes: list[str]) -> Part:
-    pairs = list(zip(classes, listed, strict=True))
-    return Part(
-        numpy.array([os.fsencode(f"{part}/{label}/{name}") for label, images in pairs for name, _ in images]),
-        numpy.array([size for images in listed for _, size in images], numpy.int64),
-        numpy.repeat(numpy.arange(len(classes)), [len(images) for images in listed]),
-    )
+def _part(part: str, listed: dict[str, list[tuple[str, int]]]) -> Part:
+    names = [os.fsencode(f"{part}/{label}/{name}") for label, images in listed.items() for name, _ in images]
+    sizes = [size for images in listed.values() for _, size in images]
+    labels = numpy.repeat(numpy.arange(len(listed)), [len(images) for images in listed.values()])
+    return Part(numpy.array(names), numpy.array(sizes, numpy.int64), labels)
 
 
 def random_box(width: int, height: int, size: int, draw: random.Random) -> Box:
@@ -177,26 +168,12 @@ class Reader(Dataset[Read | str]):
         from PIL import Image
 
         with Image.open(path) as image:
-            width, height = image.size
             if draw is None:
-                box = center_box(width, height, self.size, self.shorter)
+                box = center_box(*image.size, self.size, self.shorter)
             else:
-                box = random_box(width, height, self.size, draw)
-            # A JPEG can be read at a half, a quarter or an eighth of its size, if the box still has enough pixels. That
-            # is faster for boxes of at least twice the size: in large images, not the usual 500 x 375. Pixels are
-            # then means of blocks, and differ from those of the whole image by 1 of 255 on average.
-            wide, high = box[2] - box[0], box[3] - box[1]
-            enough = math.ceil(width * self.size / wide), math.ceil(height * self.size / high)
-            drafted = image.draft(None, enough)
-            if drafted is not None:
-                shrunk = drafted[1][2] / width
-                box = (box[0] * shrunk, box[1] * shrunk, box[2] * shrunk, box[3] * shrunk)
-            whole: Image.Image = image
-            if "transparency" in image.info:
-                whole = whole.convert("RGBA")
-            if whole.mode != "RGB":
-                whole = whole.convert("RGB")
-            cut = whole.resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
+                box = random_box(*image.size, self.size, draw)
+            whole = image.convert("RGBA") if "transparency" in image.info else image
+            cut = whole.convert("RGB").resize((self.size, self.size), Image.Resampling.BICUBIC, box=box)
         return numpy.asarray(cut)
 
 
@@ -211,7 +188,7 @@ def recoloured(pixels: Tensor, factors: Tensor, shifts: Tensor, dtype: torch.dty
     >>> recoloured(pixels, torch.ones(1, 3), torch.zeros(1, 3))[0, :, 0, 0]
     tensor([2.2489, 2.4286, 2.6400])
     """
-    values = pixels.permute(0, 3, 1, 2).to(torch.promote_types(dtype, torch.float32))
+    values = pixels.permute(0, 3, 1, 2).to(dtype)
     brightness, contrast, saturation = factors.to(values)[:, :, None, None, None].unbind(1)
     mean, std = (values.new_tensor(row)[:, None, None] for row in (_MEAN, _STD))
     gray = sum(weight * values[:, i : i + 1] for i, weight in enumerate(_GRAY))
@@ -219,4 +196,4 @@ def recoloured(pixels: Tensor, factors: Tensor, shifts: Tensor, dtype: torch.dty
     level = brightness * (1 - contrast) * gray.mean((2, 3), keepdim=True) / 255
     offset = (level + shifts.to(values)[:, :, None, None] - mean) / std
     both = brightness * contrast / (255 * std)
-    return values.mul_(both * saturation).addcmul_(gray, both * (1 - saturation)).add_(offset).to(dtype)
+    return values.mul_(both * saturation).addcmul_(gray, both * (1 - saturation)).add_(offset)

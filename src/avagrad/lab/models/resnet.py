@@ -5,23 +5,15 @@ parameters are torchvision's, so weights can be copied in both directions. So is
 normal with variance 2 / (k k outputs), BatchNorm with scale 1 and shift 0, the linear layer as torch's.
 """
 
-from collections.abc import Sequence
-
 import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
-
-__all__ = ["Bottleneck", "ResNet"]
 
 _EXPANSION = 4  # ratio of a block's output width to its middle width
 
 
 class Bottleneck(nn.Module):
-    """Convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1, each with BatchNorm, and a shortcut around them.
-
-    >>> Bottleneck(64, 16, stride=2)(torch.zeros(1, 64, 6, 6)).shape
-    torch.Size([1, 64, 3, 3])
-    """
+    """Convolutions of 1 x 1, 3 x 3 (with the stride) and 1 x 1, each with BatchNorm, and a shortcut around them."""
 
     def __init__(self, before: int, middle: int, stride: int = 1) -> None:
         super().__init__()
@@ -49,8 +41,6 @@ class Bottleneck(nn.Module):
 class ResNet(nn.Module):
     """ResNet-50: ``layers`` are the numbers of blocks in the four groups; (3, 4, 23, 3) is a ResNet-101.
 
-    With ``zero_init`` the last BatchNorm of each block starts with scale 0, so that a block starts as its shortcut.
-
     >>> with torch.device("meta"):
     ...     model = ResNet()
     >>> sum(p.numel() for p in model.parameters())
@@ -59,11 +49,7 @@ class ResNet(nn.Module):
     torch.Size([2, 10])
     """
 
-    def __init__(
-        self, classes: int = 1000, layers: Sequence[int] = (3, 4, 6, 3), width: int = 64, zero_init: bool = False
-    ) -> None:
-        if len(layers) != 4 or min(layers) < 1:
-            raise ValueError(f"layers is {tuple(layers)}, but must be four numbers of at least 1.")
+    def __init__(self, classes: int = 1000, layers: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
@@ -75,8 +61,6 @@ class ResNet(nn.Module):
         for layer in self.modules():
             if isinstance(layer, nn.Conv2d):
                 nn.init.kaiming_normal_(layer.weight, mode="fan_out", nonlinearity="relu")
-            elif isinstance(layer, Bottleneck) and zero_init:
-                nn.init.zeros_(layer.bn3.weight)
 
     def forward(self, images: Tensor) -> Tensor:
         """Return the scores of the classes."""

@@ -11,7 +11,7 @@ import hashlib
 import os
 import signal
 import weakref
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
@@ -29,18 +29,14 @@ from avagrad.lab.tasks.base import Batch, Score, stream
 from avagrad.lab.tasks.classification import Classification
 from avagrad.names import look_up
 
-__all__ = ["Epoch", "ImageNet"]
+__all__ = ["ImageNet"]
 
 _MODELS: dict[str, type[nn.Module]] = {"resnet50": ResNet}
 _MAX_WORKERS = 8
 
 
 class Epoch(NamedTuple):
-    """An epoch: its number, and the numbers of all training images in its order.
-
-    >>> Epoch(3, numpy.array([1, 0])).number
-    3
-    """
+    """An epoch: its number, and the numbers of all training images in its order."""
 
     number: int
     images: numpy.typing.NDArray[numpy.int64]
@@ -97,8 +93,8 @@ class ImageNet(Classification):
             for what, (found, complete, things) in counts.items()
             if found != complete
         )
-        self._batches: Iterator[Read | str] | None = None
-        self._next = -1  # the step whose batch comes next
+        self._batches: Iterator[Read | str] = iter(())
+        self._next: tuple[int, int] | None = None  # epoch and index of the batch that comes next
         # Before multiprocessing terminates them at exit, by a signal that they do not obey at once.
         atexit.register(_end_workers, weakref.ref(self))
 
@@ -115,26 +111,27 @@ class ImageNet(Classification):
 
     def order(self, epoch: int) -> Epoch:
         """Return an epoch's order: a function only of the seed and the number."""
-        return _drawn(self.seed, epoch, self.training_images)
+        generator = torch.Generator().manual_seed(stream(self.seed, "order", epoch))
+        return Epoch(epoch, torch.randperm(self.training_images, generator=generator).numpy())
 
     def batch(self, order: Any, index: int) -> Batch:
         """Return one batch of an epoch: images and labels.
 
-        Workers read ahead, from one epoch into the next; a batch that is not the next one restarts them.
+        Workers read ahead to the end of the epoch; a batch that is not the next one restarts them.
         """
         assert isinstance(order, Epoch)
-        step = order.number * self.steps_per_epoch + index
-        if self._batches is None or step != self._next:
-            self._batches = None  # ends the old workers before new ones start
-            seed_of = functools.partial(stream, self.seed, "image")
-            reader = Reader(self.root, self.parts["train"], self.size, seed_of)
-            self._batches = self._read(reader, _endless(self.seed, order, self.batch_size, index))
-        batches, self._batches = self._batches, None  # dropped if reading fails
-        made = self._made(next(batches))
-        self._batches, self._next = batches, step + 1
+        if self._next != (order.number, index):
+            self._batches = iter(())  # ends the old workers before new ones start
+            reader = Reader(self.root, self.parts["train"], self.size, functools.partial(stream, self.seed, "image"))
+            rest = range(index * self.batch_size, self.steps_per_epoch * self.batch_size, self.batch_size)
+            keys = [(order.number, order.images[start : start + self.batch_size]) for start in rest]
+            self._batches = self._read(reader, keys)
+        self._next = None  # if reading fails
+        made = self._made(next(self._batches))
+        self._next = order.number, index + 1
         return made
 
-    def _read(self, reader: Reader, keys: Iterable[Key]) -> Iterator[Read | str]:
+    def _read(self, reader: Reader, keys: list[Key]) -> Iterator[Read | str]:
         workers = self.workers if self.workers >= 0 else min(_MAX_WORKERS, _cores())
         return iter(
             DataLoader(
@@ -153,7 +150,7 @@ class ImageNet(Classification):
         if isinstance(read, str):
             raise ValueError(read)
         pixels, labels, factors, shifts = (tensor.to(self.device, non_blocking=True) for tensor in read)
-        images = recoloured(pixels, factors, shifts, self.dtype)
+        images = recoloured(pixels, factors, shifts, self.wide).to(self.dtype)
         return images.contiguous(memory_format=self.memory_format), labels
 
     def evaluate(self, model: nn.Module, part: str) -> Score:
@@ -175,24 +172,9 @@ class ImageNet(Classification):
         return Score(loss_sum / count, 100 * wrong_sum / count)
 
 
-def _drawn(seed: int, epoch: int, images: int) -> Epoch:
-    generator = torch.Generator().manual_seed(stream(seed, "order", epoch))
-    return Epoch(epoch, torch.randperm(images, generator=generator).numpy())
-
-
-def _endless(seed: int, order: Epoch, batch_size: int, index: int) -> Iterator[Key]:
-    """Yield the images of each batch, from a batch on, epoch after epoch without end."""
-    # Not a method: it would reference the task, which references the loader, which references this generator, and a
-    # loader that is collected as part of a cycle no longer ends its workers.
-    while True:
-        for start in range(index * batch_size, len(order.images) - batch_size + 1, batch_size):
-            yield order.number, order.images[start : start + batch_size]
-        order, index = _drawn(seed, order.number + 1, len(order.images)), 0
-
-
 def _end_workers(task: "weakref.ref[ImageNet]") -> None:
     if (found := task()) is not None:
-        found._batches = None
+        found._batches = iter(())
 
 
 def _ignore_signals(_: int) -> None:
