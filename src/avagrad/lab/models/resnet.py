@@ -50,6 +50,8 @@ class ResNet(nn.Module):
     """
 
     def __init__(self, classes: int = 1000, layers: tuple[int, ...] = (3, 4, 6, 3), width: int = 64) -> None:
+        if len(layers) != 4 or min(layers) < 1:
+            raise ValueError(f"layers is {layers}, but must be four numbers of at least 1.")
         super().__init__()
         self.conv1 = nn.Conv2d(3, width, 7, stride=2, padding=3, bias=False)
         self.bn1 = nn.BatchNorm2d(width)
