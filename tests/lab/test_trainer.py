@@ -619,6 +619,36 @@ def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
         configure("own_tasks:Line", lr=1.0, eps=0.1)
 
 
+def test_the_task_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text().split("## Your own task")[1]
+    (tmp_path / "documented_task.py").write_text(section.split("```python")[1].split("```")[0])
+    monkeypatch.syspath_prepend(tmp_path)
+    config = configure("documented_task:Sine", "avagrad", lr=1.0, eps=0.1, epochs=10, task_options={"hidden": 64})
+    result = train(config, tmp_path / "run")
+    assert result["test"]["error"] < 0.1
+    assert result["measure"] == "error"
+
+
+def test_options_of_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    code = OWN_TASK.replace(
+        "slope: float = 2.0", "slope: float = 2.0\n    sizes: tuple = (1, 2)\n    extra: object = None"
+    )
+    (tmp_path / "own_options.py").write_text(code)
+    monkeypatch.syspath_prepend(tmp_path)
+    hyper: dict[str, Any] = {"lr": 0.5, "eps": 0.1, "epochs": 2}
+    config = configure("own_options:Line", **hyper, task_options={"sizes": (3,), "extra": "any"})
+    assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
+    with pytest.raises(ValueError, match=r"line: sizes is 3, but must be a list, as its default \(1, 2\) is"):
+        configure("own_options:Line", **hyper, task_options={"sizes": 3})
+    (tmp_path / "own_lists.py").write_text(
+        code.replace("import dataclass", "import dataclass, field").replace(
+            "object = None", "list = field(default_factory=list)"
+        )
+    )
+    with pytest.raises(ValueError, match="line: the default of extra must be a number, a string, a tuple or None"):
+        configure("own_lists:Line", **hyper)
+
+
 def test_what_no_source_gives_is_asked_for() -> None:
     for name, lacks in (("adabound", "eps"), ("adamw", "eps"), ("delayed-adam", "eps")):
         with pytest.raises(ValueError, match=rf"{lacks} is not given, but no source .* for {name} on chars .* pass it"):

@@ -120,7 +120,7 @@ def guarded(work: Callable[[], int]) -> int:
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line; return its exit code."""
     parser = argparse.ArgumentParser("python -m avagrad.lab.train", description="Train a model.", allow_abbrev=False)
-    parser.add_argument("task", help=f"one of {', '.join(TASKS)}")
+    parser.add_argument("task", help=f"one of {', '.join(TASKS)}, or module:Class")
     add_options(parser, OPTIONS.values())
     given = vars(parser.parse_args(arguments))
     return guarded(lambda: _train(given))

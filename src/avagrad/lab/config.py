@@ -111,9 +111,10 @@ class Config:
         names = [item.name for item in dataclasses.fields(cls)]
         values = {name: plain[name] for name in names if name in plain}
         values["milestones"] = tuple(values["milestones"])
-        if "betas" in values["optimizer_options"]:
-            betas = tuple(values["optimizer_options"]["betas"])
-            values["optimizer_options"] = {**values["optimizer_options"], "betas": betas}
+        for options in ("task_options", "optimizer_options"):
+            values[options] = {
+                name: tuple(value) if isinstance(value, list) else value for name, value in values[options].items()
+            }
         return cls(**values)
 
 

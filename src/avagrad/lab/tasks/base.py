@@ -62,15 +62,14 @@ class Task(ABC):
     The order of an epoch is a function of the seed and the epoch's number, so a position in the data is two numbers;
     randomness inside a step comes from a generator that the trainer passes and saves.
 
-    >>> Task.name
-    Traceback (most recent call last):
-    ...
-    AttributeError: type object 'Task' has no attribute 'name'
+    >>> class MyTask(Task): ...
+    >>> MyTask.name, MyTask.measure
+    ('mytask', 'error')
     """
 
-    name: ClassVar[str]
-    measure: ClassVar[str]  # a description of `error`
-    unit: ClassVar[str]
+    name: ClassVar[str]  # by default that of the class, in lower case
+    measure: ClassVar[str] = "error"  # a description of `error`
+    unit: ClassVar[str] = ""  # of `error`
     precision_on_cuda: ClassVar[str] = "bf16"
     data_wanted: ClassVar[str | None] = None  # the data that the paper's presets need, if they are optional otherwise
     no_decay: ClassVar[bool] = False  # whether to use avagrad.no_decay_groups
@@ -86,15 +85,23 @@ class Task(ABC):
     batch_size: int = 64
     full: bool = False  # also train on the validation part: for final runs, after all choices have been made
 
+    def __init_subclass__(cls) -> None:
+        if not hasattr(cls, "name"):
+            cls.name = cls.__name__.lower()
+
     @classmethod
     def options(cls) -> dict[str, Any]:
-        """Return the options of this task with their defaults.
+        """Return the options of this task with their defaults: numbers, strings, tuples, or None for any value.
 
         >>> from avagrad.lab.tasks import task_class
         >>> task_class("digits").options()
         {'batch_size': 64, 'full': False, 'model': 'mlp'}
         """
-        return {item.name: item.default for item in fields(cls) if item.init and item.name not in _OF_RUN}
+        found = {item.name: item.default for item in fields(cls) if item.init and item.name not in _OF_RUN}
+        for name, default in found.items():
+            if default is not None and not isinstance(default, tuple(_KINDS)):
+                raise ValueError(f"{cls.name}: the default of {name} must be a number, a string, a tuple or None.")
+        return found
 
     @classmethod
     def check_options(cls, options: dict[str, Any]) -> None:
@@ -110,6 +117,8 @@ class Task(ABC):
         for name, value in options.items():
             default = look_up(f"{cls.name}: an option", name, known)
             kind = type(default)
+            if default is None:
+                continue
             fits = isinstance(value, (int, float) if kind is float else kind)
             fits = fits and (kind is bool or not isinstance(value, bool))
             require(fits, f"{cls.name}: {name}", value, f"{_KINDS[kind]}, as its default {default!r} is")
