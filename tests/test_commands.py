@@ -43,7 +43,6 @@ MENTIONED = {
     "python -m avagrad.lab.ensemble",
     "python -m avagrad.lab.train",
 }
-TASK = "from avagrad.lab.tasks.digits import Digits\n\n\nclass MyTask(Digits):\n    pass\n"
 OBJECTIVE = (
     "import math\n\n\ndef objective(trial):\n    return abs(math.log10(trial.lr)) + abs(math.log10(trial.eps))\n"
 )
@@ -52,6 +51,12 @@ OBJECTIVE = (
 def shell_lines(text: str) -> list[str]:
     blocks = re.findall(r"^```(?:sh|bash)\n(.*?)^```", text, re.M | re.S)
     return [line for block in blocks for line in block.splitlines()]
+
+
+def own_task() -> str:
+    """The example of docs/reproduce.md, which its commands import."""
+    section = (ROOT / "docs" / "reproduce.md").read_text().split("## Your own task")[1]
+    return section.split("```python\n")[1].split("```")[0]
 
 
 def commands() -> list[str]:
@@ -126,7 +131,7 @@ def test_long_commands_are_understood(command: str, tmp_path: Path, monkeypatch:
         words = [*(word for word in words if not word.startswith("--")), "--help"]
     else:
         words.append("--dry-run")
-    (tmp_path / "my_module.py").write_text(TASK)
+    (tmp_path / "my_module.py").write_text(own_task())
     (tmp_path / "mymodule.py").write_text(OBJECTIVE)
     (tmp_path / "benchmarks").mkdir()
     runs = (ROOT / "benchmarks" / "paper-runs.txt").read_text()

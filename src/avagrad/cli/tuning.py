@@ -80,10 +80,10 @@ def sweep_command(task: Task, **given: Any) -> None:
     usual = default_axes(task, given["optimizer"] or "avagrad")
     lr = axis(given["lr"] or usual["lr"], "lr")
     eps = None if given["eps"] == "preset" else axis(given["eps"] or usual["eps"], "eps")
+    config = config_from(task, given | Space(lr, eps).cells()[0]._asdict())
     if given["dry_run"]:
         _show_plan(lr, eps, given)
         return
-    config = config_from(task, given | Space(lr, eps).cells()[0]._asdict())
     search = {name: given[name] for name in (*SEARCH_OPTIONS, "engine", "members_at_once")} | {"folder": given["out"]}
     # The points of an ensemble all finish at its end, so the bar counts steps.
     bar = RunBar() if given["engine"] == "ensemble" else _SearchBar()
