@@ -122,13 +122,16 @@ def test_figures_of_the_documents_are_drawn_from_the_records(held: Collection, t
     ("beginning", "folder"),
     [
         ("SGD | 0.1", "cifar10/sgd"),
+        ("SGD, seed 1 | 0.1", "cifar10/sgd-seed1"),
         ("Adam | 0.1, 0.1", "cifar10/adam"),
+        ("AMSGrad | 0.1, 0.1", "cifar10/amsgrad"),
         ("AvaGrad | 1, 10", "cifar10/avagrad"),
         ("Adam, its usual eps | 0.001, 1e-8", "cifar10/adam-eps-1e-8"),
         ("AvaStep, L2 decay | 0.001, 0.1", "cifar10/avastep"),
         ("SGD, CIFAR-100 | 0.1", "cifar100/sgd"),
         ("Adam, CIFAR-100 | 0.1, 0.1", "cifar100/adam"),
         ("AvaGrad, CIFAR-100 | 1, 10", "cifar100/avagrad"),
+        ("AvaStep, L2 decay, CIFAR-100 | 0.001, 1", "cifar100/avastep"),
     ],
 )
 def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str) -> None:
@@ -176,13 +179,24 @@ def test_the_sentence_on_cifar_100_is_what_the_records_say() -> None:
     assert sentence in " ".join((ROOT / "docs" / "reproduce.md").read_text().split())
 
 
-@pytest.mark.parametrize("lr", ["0.0003", "0.001", "0.003", "0.01"])
+@pytest.mark.parametrize("lr", ["0.0003", "0.001", "0.002", "0.003", "0.01"])
 def test_avasteps_lines_on_cifar_are_what_the_records_say(lr: str) -> None:
-    folders = [ROOT / "results" / "cifar10-line" / f"avastep-lr-{lr}-eps-{eps}" for eps in ("1e-06", "0.001", "0.1")]
+    lines = ROOT / "results" / "cifar10-line"
+    folders = [lines / f"avastep-lr-{lr}-eps-{eps}" for eps in ("1e-06", "0.001", "0.1", "1", "10")]
     results = [json.loads((one / "result.json").read_text()) if one.exists() else None for one in folders]
     expected = [f"{result['validation']['error']:.2f}" if result else "" for result in results]
     (cells,) = rows_of("docs/reproduce.md", lr)
-    assert (cells + [""] * 3)[:3] == expected
+    assert (cells + [""] * 5)[:5] == expected
+
+
+def test_avasteps_decoupled_lines_on_cifar_are_what_the_records_say() -> None:
+    folders = sorted((ROOT / "results" / "cifar10-line").glob("avastep-decoupled-*"))
+    assert len(folders) == 5
+    for folder in folders:
+        config = json.loads((folder / "config.json").read_text())["config"]
+        setting = ", ".join(f"{config[name]:g}" for name in ("lr", "eps", "weight_decay"))
+        error = json.loads((folder / "result.json").read_text())["validation"]["error"]
+        assert rows_of("docs/reproduce.md", setting) == [[f"{error:.2f}"]]
 
 
 @pytest.mark.parametrize(
