@@ -1,11 +1,12 @@
-"""Atomic writes of files."""
+"""Atomic writes of files, and values as valid JSON."""
 
+import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-__all__ = ["name_file", "write_atomic"]
+__all__ = ["name_file", "plain", "write_atomic"]
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object], *, shared: bool = False) -> None:
@@ -47,3 +48,16 @@ def name_file(error: BaseException, path: Path) -> None:
     """
     if isinstance(error, OSError) and error.errno is not None and error.filename is None:
         error.filename = str(path)
+
+
+def plain(value: Any) -> Any:
+    """Return a value as valid JSON: numbers that are not finite become null.
+
+    >>> plain({"loss": math.nan, "lr": 0.1, "milestones": (1, 2)})
+    {'loss': None, 'lr': 0.1, 'milestones': [1, 2]}
+    """
+    if isinstance(value, dict):
+        return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value

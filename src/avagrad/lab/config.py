@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from avagrad.lab.checks import is_number, is_whole, require
+from avagrad.checks import is_number, is_whole, require
 from avagrad.lab.methods import Sourced, method
 from avagrad.lab.presets import OWN, PRESETS, default_preset
 from avagrad.lab.stepping import PRECISIONS

@@ -13,7 +13,6 @@ import contextlib
 import errno
 import fcntl
 import json
-import math
 import os
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
@@ -22,26 +21,13 @@ from typing import Any
 
 import torch
 
-from avagrad.files import name_file, write_atomic
+from avagrad.files import name_file, plain, write_atomic
 
 __all__ = ["RunFolder", "read_metrics"]
 
 CONFIG, METRICS, CHECKPOINT, RESULT = "config.json", "metrics.jsonl", "checkpoint.pt", "result.json"
 # Temporary files of a process that was killed while it wrote.
 _UNFINISHED = {f".{name}.new" for name in (CONFIG, CHECKPOINT, RESULT)}
-
-
-def plain(value: Any) -> Any:
-    """Return a value as valid JSON: numbers that are not finite become null.
-
-    >>> plain({"loss": math.nan, "lr": 0.1, "milestones": (1, 2)})
-    {'loss': None, 'lr': 0.1, 'milestones': [1, 2]}
-    """
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
 
 
 def read_metrics(folder: str | Path) -> list[dict[str, Any]]:
@@ -137,13 +123,7 @@ class RunFolder:
             )
 
     def read_json(self, name: str) -> dict[str, Any]:
-        """Read one of the folder's JSON files.
-
-        >>> RunFolder(Path("/nowhere")).read_json("config.json")
-        Traceback (most recent call last):
-        ...
-        ValueError: /nowhere/config.json cannot be read (...).
-        """
+        """Read one of the folder's JSON files."""
         try:
             read = json.loads((self.path / name).read_text())
         except (OSError, ValueError) as error:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.checks import require
+from avagrad.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.environment import about, computing_with
 from avagrad.lab.folder import RunFolder

@@ -21,8 +21,8 @@ from typing import Any
 
 import torch
 
+from avagrad.checks import is_whole, require
 from avagrad.files import write_atomic
-from avagrad.lab.checks import is_whole, require
 from avagrad.lab.folder import RESULT
 from avagrad.stopping import Stopped, catch_signals
 from avagrad.worker_process import WorkerProcess, stop_all

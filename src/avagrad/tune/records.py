@@ -13,7 +13,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from avagrad.files import write_atomic
+from avagrad.checks import is_number, is_whole, require
+from avagrad.files import plain, write_atomic
 from avagrad.tune.space import NAMES, Point, axis_value
 
 __all__ = ["Record", "read_records", "worst", "write_records"]
@@ -63,20 +64,20 @@ class Record:
                 object.__setattr__(self, name, axis_value(name, getattr(self, name)))
         if self.lr is None and self.eps is None:
             raise ValueError("lr and eps are None, but at least one of them must be a number.")
-        _require("seed", self.seed, _whole(self.seed), "a whole number")
-        _require("value", self.value, _number(self.value), "a number, infinite if the run diverged")
+        require(is_whole(self.seed), "seed", self.seed, "a whole number")
+        require(_number(self.value), "value", self.value, "a number, infinite if the run diverged")
         object.__setattr__(self, "value", float(self.value))
         if self.diverged_at is not None:
-            allowed = _whole(self.diverged_at) and self.diverged_at >= 0
-            _require("diverged_at", self.diverged_at, allowed, "a whole number of at least 0, or None")
-            _require("diverged_at", self.diverged_at, self.diverged, "None if the value is finite")
-        _require("pruned", self.pruned, isinstance(self.pruned, bool), "True or False")
+            allowed = is_whole(self.diverged_at, 0)
+            require(allowed, "diverged_at", self.diverged_at, "a whole number of at least 0, or None")
+            require(self.diverged, "diverged_at", self.diverged_at, "None if the value is finite")
+        require(isinstance(self.pruned, bool), "pruned", self.pruned, "True or False")
         if self.seconds is not None:
-            allowed = _number(self.seconds) and 0 <= self.seconds < math.inf
-            _require("seconds", self.seconds, allowed, "a finite number of at least 0, or None")
-        _require("facts", self.facts, isinstance(self.facts, Mapping), "a mapping")
+            allowed = is_number(self.seconds) and self.seconds >= 0
+            require(allowed, "seconds", self.seconds, "a finite number of at least 0, or None")
+        require(isinstance(self.facts, Mapping), "facts", self.facts, "a mapping")
         for key in self.facts:
-            _require("a key of facts", key, isinstance(key, str) and key not in _OWN, f"a text other than {_OWN}")
+            require(isinstance(key, str) and key not in _OWN, "a key of facts", key, f"a text other than {_OWN}")
         object.__setattr__(self, "facts", dict(self.facts))  # a private copy
 
     @property
@@ -166,7 +167,7 @@ def _line(record: Record) -> str:
     if record.pruned:
         line["pruned"] = True
     try:
-        return json.dumps(line | _plain(record.facts), allow_nan=False) + "\n"
+        return json.dumps(line | plain(record.facts), allow_nan=False) + "\n"
     except (TypeError, ValueError, RecursionError) as error:
         what = f"facts of {record.point.key} is {record.facts!r}"
         raise TypeError(f"{what}, which is not JSON serializable: {error}.") from None
@@ -174,40 +175,27 @@ def _line(record: Record) -> str:
 
 def _record(line: Any, diverged: float) -> Record:
     """Return the record of a line. ``diverged`` is the value of a run that diverged."""
-    _require("the line", line, isinstance(line, dict), "an object in braces")
+    require(isinstance(line, dict), "the line", line, "an object in braces")
     if "value" not in line:
         raise ValueError("value is missing, but is required: null if the run diverged.")
     has_diverged, value = line.get("diverged", False), line["value"]
-    _require("diverged", has_diverged, isinstance(has_diverged, bool), "true or false")
+    require(isinstance(has_diverged, bool), "diverged", has_diverged, "true or false")
     if isinstance(value, str):
         try:
             value = float(value)
         except ValueError:
             value = None
-        _require("value", line["value"], value is not None and not math.isfinite(value), "a number, or 'inf' or 'nan'")
+        require(value is not None and not math.isfinite(value), "value", line["value"], "a number, or 'inf' or 'nan'")
     if value is None:
-        _require("value", value, has_diverged, 'a number unless there is "diverged": true')
+        require(has_diverged, "value", value, 'a number unless there is "diverged": true')
         value = diverged
     elif isinstance(value, float) and not math.isfinite(value):
         value = diverged
     elif has_diverged:
-        _require("value", value, False, 'null if there is "diverged": true')
+        require(False, "value", value, 'null if there is "diverged": true')
     own = {key: line[key] for key in ("seed", "diverged_at", "pruned", "seconds") if key in line}
     facts = {key: item for key, item in line.items() if key not in _OWN}
     return Record(line.get("lr"), line.get("eps"), value=value, facts=facts, **own)
-
-
-def _plain(value: Any) -> Any:
-    """Return a value as valid JSON: numbers that are not finite become null."""
-    if isinstance(value, Mapping):
-        return {key: _plain(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_plain(item) for item in value]
-    return None if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _whole(value: Any) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool)
 
 
 def _number(value: Any) -> bool:
@@ -217,8 +205,3 @@ def _number(value: Any) -> bool:
         return not math.isnan(value)
     except OverflowError:  # an integer beyond the range of floats
         return False
-
-
-def _require(name: str, value: object, allowed: bool, what: str) -> None:
-    if not allowed:
-        raise ValueError(f"{name} is {value!r}, but must be {what}.")

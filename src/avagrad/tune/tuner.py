@@ -1,7 +1,6 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
 import json
-import math
 import os
 import re
 import shutil
@@ -10,6 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from avagrad.checks import is_number, is_whole, require
 from avagrad.tune.leases import LEASE
 from avagrad.tune.loop import SearchLoop
 from avagrad.tune.methods import METHODS
@@ -95,7 +95,7 @@ def tune(
             of the objective.
         watcher: called with a :class:`Progress` from time to time; by default it is shown as a line on a terminal.
 
-    >>> import tempfile
+    >>> import math, tempfile
     >>> def objective(trial):
     ...     return (math.log10(trial.lr) - 1) ** 2 + (math.log10(trial.eps) + 3) ** 2
     >>> with tempfile.TemporaryDirectory() as place:
@@ -162,24 +162,20 @@ def _check(
     for name, whole, least in (("workers", workers, 0), ("retries", retries, 0), ("slots_per_gpu", slots_per_gpu, 1)):
         if name == "workers" and whole is None:
             continue
-        if not isinstance(whole, int) or isinstance(whole, bool) or whole < least:
-            raise ValueError(f"{name} is {whole!r}, but must be a whole number of at least {least}.")
+        require(is_whole(whole, least), name, whole, f"a whole number of at least {least}")
     for name, seconds in (("timeout", timeout), ("lease", lease)):
         if name == "timeout" and seconds is None:
             continue
-        if not isinstance(seconds, (int, float)) or not 0 < seconds < math.inf:
-            raise ValueError(f"{name} is {seconds!r}, but must be a number of seconds above 0.")
-    if not isinstance(margin, (int, float)) or not 0 <= margin < math.inf:
-        raise ValueError(f"margin is {margin!r}, but must be a finite number of at least 0.")
+        require(is_number(seconds) and seconds > 0, name, seconds, "a number of seconds above 0")
+    require(is_number(margin) and margin >= 0, "margin", margin, "a finite number of at least 0")
 
 
 def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
-    seeds = tuple(range(given)) if isinstance(given, int) and not isinstance(given, bool) else given
+    seeds = tuple(range(given)) if is_whole(given) else given
     if not isinstance(seeds, Sequence) or isinstance(seeds, (str, bytes)) or not seeds:
         raise ValueError(f"seeds is {given!r}, but must be a whole number of at least 1, or a list of seeds.")
-    are_whole = all(isinstance(seed, int) and not isinstance(seed, bool) for seed in seeds)
-    if len(set(seeds)) != len(seeds) or not are_whole:
-        raise ValueError(f"seeds is {given!r}, but must be different whole numbers.")
+    fits = len(set(seeds)) == len(seeds) and all(map(is_whole, seeds))
+    require(fits, "seeds", given, "different whole numbers")
     return tuple(seeds)
 
 

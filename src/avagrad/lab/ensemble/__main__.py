@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.checks import require
+from avagrad.checks import require
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.ensemble.run import RECORDS, train_ensemble
 from avagrad.lab.options import OPTIONS, add_options, config_from, describe

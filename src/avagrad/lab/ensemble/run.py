@@ -17,7 +17,7 @@ from typing import Any
 
 import torch
 
-from avagrad.lab.checks import is_whole, require
+from avagrad.checks import is_whole, require
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded

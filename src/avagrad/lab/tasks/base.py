@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from avagrad.lab.checks import require
+from avagrad.checks import require, require_like
 from avagrad.names import look_up
 
 __all__ = ["Score", "Task", "digest", "stream"]
@@ -99,7 +99,7 @@ class Task(ABC):
         """
         found = {item.name: item.default for item in fields(cls) if item.init and item.name not in _OF_RUN}
         for name, default in found.items():
-            if default is not None and not isinstance(default, tuple(_KINDS)):
+            if default is not None and not isinstance(default, (int, float, str, tuple)):
                 raise ValueError(f"{cls.name}: the default of {name} must be a number, a string, a tuple or None.")
         return found
 
@@ -115,13 +115,7 @@ class Task(ABC):
         """
         known = cls.options()
         for name, value in options.items():
-            default = look_up(f"{cls.name}: an option", name, known)
-            kind = type(default)
-            if default is None:
-                continue
-            fits = isinstance(value, (int, float) if kind is float else kind)
-            fits = fits and (kind is bool or not isinstance(value, bool))
-            require(fits, f"{cls.name}: {name}", value, f"{_KINDS[kind]}, as its default {default!r} is")
+            require_like(f"{cls.name}: {name}", value, look_up(f"{cls.name}: an option", name, known))
         size = options.get("batch_size", 1)
         require(size >= 1, f"{cls.name}: batch_size", size, "at least 1")
 
@@ -195,6 +189,3 @@ class Task(ABC):
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(stream(self.seed, "init"))
             return self.build().to(device=self.device, dtype=self.dtype)
-
-
-_KINDS = {int: "a whole number", float: "a number", bool: "true or false", str: "a string", tuple: "a list"}

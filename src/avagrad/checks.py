@@ -2,10 +2,12 @@
 
 import math
 import numbers
-from typing import Any
+from typing import Any, TypeGuard
+
+__all__ = ["is_number", "is_whole", "require", "require_like"]
 
 
-def is_number(value: Any) -> bool:
+def is_number(value: Any) -> TypeGuard[float]:
     """Return whether a value is a finite number.
 
     >>> is_number(1), is_number(0.5), is_number(True), is_number(math.inf), is_number("1")
@@ -19,7 +21,7 @@ def is_number(value: Any) -> bool:
         return False
 
 
-def is_whole(value: Any, least: int | None = None) -> bool:
+def is_whole(value: Any, least: int | None = None) -> TypeGuard[int]:
     """Return whether a value is a whole number, of at least ``least``.
 
     >>> is_whole(1), is_whole(1.0), is_whole(False), is_whole(0, 1)
@@ -38,3 +40,22 @@ def require(fits: bool, name: str, value: Any, allowed: str) -> None:
     """
     if not fits:
         raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
+
+
+def require_like(name: str, value: Any, default: Any) -> None:
+    """Reject a value of another type than a default. A default of None allows any value.
+
+    >>> require_like("momentum", "high", 0.9)
+    Traceback (most recent call last):
+    ...
+    ValueError: momentum is 'high', but must be a finite number, as its default 0.9 is.
+    """
+    kinds = {
+        bool: ("true or false", isinstance(value, bool)),
+        int: ("a whole number", is_whole(value)),
+        float: ("a finite number", is_number(value)),
+        str: ("a string", isinstance(value, str)),
+        tuple: ("a list", isinstance(value, (tuple, list))),
+    }
+    allowed, fits = kinds.get(type(default), ("", True))
+    require(fits, name, value, f"{allowed}, as its default {default!r} is")
