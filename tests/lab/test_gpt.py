@@ -345,7 +345,6 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: st
         ("avagrad", 1.0, 1e-3),
         ("sgd", 0.1, None),
         ("adashift", 0.01, 0.01),
-        ("rms-adam", 0.01, 1e-3),
     ],
 )
 def test_the_ensemble_is_the_runs(tmp_path: Path, text: str, optimizer: str, lr: float, eps: float | None) -> None:

@@ -92,7 +92,7 @@ def jobs() -> list[Job]:
 
     >>> found = jobs()
     >>> len(found), [job.name for job in found[:6]]
-    (53, ['synthetic', 'maps/adam', 'maps/avagrad', 'maps/avastep', 'search/avagrad', 'runs/digits/sgd-0'])
+    (49, ['synthetic', 'maps/adam', 'maps/avagrad', 'maps/avastep', 'search/avagrad', 'runs/digits/sgd-0'])
     """
     points = [Point(*cell, 0) for cell in Space(axis("paper", "lr"), axis("paper", "eps")).cells()]
     starts = [toy.Settings(w1=w1, **_TOY) for w1 in (0.5, 0.0)]  # type: ignore[arg-type]

@@ -14,9 +14,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.optim.optimizer import ParamsT
 
+from avagrad.checks import is_number, require, require_like
 from avagrad.create import OPTIMIZERS
-from avagrad.lab.checks import is_number, is_whole, require
-from avagrad.lab.rms_adam import RmsAdam
 from avagrad.names import look_up
 
 __all__ = ["METHODS", "Method", "Sourced", "method"]
@@ -65,24 +64,16 @@ class Method:
 
     def _check_kind(self, name: str, value: Any) -> None:
         """Reject a value of another type than the class's own default: torch would read the string "False" as true."""
-        if isinstance(value, Tensor):
-            return
         parameter = inspect.signature(self.make).parameters[name]
-        if value is None and "None" in str(parameter.annotation):
+        if isinstance(value, Tensor) or (value is None and "None" in str(parameter.annotation)):
             return
         default = parameter.default
-        several = default if isinstance(default, tuple) else ()
-        fits_several = isinstance(value, (tuple, list)) and len(value) == len(several) and all(map(is_number, value))
-        kinds = {
-            bool: ("true or false", isinstance(value, bool)),
-            tuple: (f"{len(several)} finite numbers, as {list(several)}", fits_several),
-            float: ("a finite number", is_number(value)),
-            int: ("a whole number", is_whole(value)),
-        }
-        is_float = type(default) is int and "float" in str(parameter.annotation)  # torch's momentum: float = 0
-        kind = float if is_float else type(default)
-        allowed, fits = kinds.get(kind, ("", True))
-        require(fits, f"{self.name}: {name}", value, allowed)
+        if type(default) is int and "float" in str(parameter.annotation):
+            default = float(default)  # torch's momentum: float = 0
+        require_like(f"{self.name}: {name}", value, default)
+        if isinstance(default, tuple):
+            fits = len(value) == len(default) and all(map(is_number, value))
+            require(fits, f"{self.name}: {name}", value, f"{len(default)} finite numbers, as {list(default)}")
 
     def build(self, params: ParamsT, options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; the error about an unknown option names the nearest known one.
@@ -135,11 +126,11 @@ _BEST: list[tuple[str, str, dict[str, Any]]] = [
     (_CHARS, "avagrad", {"lr": 200.0, "eps": 1e-8}),
     (_CHARS, "avagradw", {"lr": 200.0, "eps": 1e-5}),
     ("digits/quick", "sgd", {"lr": 0.1}),
-    ("digits/quick", "adam amsgrad adashift adamw avastep adopt rms-adam delayed-adam", {"lr": 0.01, "eps": 0.01}),
+    ("digits/quick", "adam amsgrad adashift adamw avastep adopt delayed-adam", {"lr": 0.01, "eps": 0.01}),
     ("digits/quick", "adabound", {"lr": 0.001, "eps": 1e-8}),
     ("digits/quick", "avagrad avagradw", {"lr": 0.5, "eps": 0.1}),
     ("chars/quick", "sgd", {"lr": 5.0}),
-    ("chars/quick", "adam amsgrad adamw rms-adam", {"lr": 0.01, "eps": 1e-8}),
+    ("chars/quick", "adam amsgrad adamw", {"lr": 0.01, "eps": 1e-8}),
     ("chars/quick", "adabound", {"lr": 0.1, "eps": 1e-8}),
     ("chars/quick", "adashift", {"lr": 0.1, "eps": 1e-3}),
     ("chars/quick", "avagrad avagradw", {"lr": 50.0, "eps": 1e-3}),
@@ -156,7 +147,6 @@ _BEST: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt/quick", "avagrad avagradw", {"lr": 30.0, "eps": 1e-4} | _NO_DECAY | _GPT_BETAS),
     ("gpt/quick", "adopt", {"lr": 3e-3, "eps": 1e-6, "decoupled_weight_decay": True}),
     ("gpt/small", "adopt", {"lr": 5e-4, "eps": 1e-6, "decoupled_weight_decay": True}),
-    ("gpt/quick", "rms-adam", {"lr": 1e-3, "eps": 1e-8} | _NO_DECAY | _GPT_BETAS),
     ("gpt/quick", "delayed-adam", {"lr": 5e-3, "eps": 1e-5} | _NO_DECAY | _GPT_BETAS),
 ]
 _TABLE_1 = ("CIFAR-10", "CIFAR-100", "ImageNet", "Penn Treebank")
@@ -171,7 +161,7 @@ def _from(source: str, values: Mapping[str, Any]) -> dict[str, Sourced]:
 
 
 def _method(name: str, title: str, defaults: Mapping[str, Any], *paper_errors: str, source: str = "paper") -> Method:
-    make, fixed = OPTIMIZERS.get(name, (RmsAdam, {}))
+    make, fixed = OPTIMIZERS[name]
     settings = {
         (task, preset): _from("paper" if preset.startswith("paper") else "ours", values)
         for places, names, values in _BEST
@@ -195,7 +185,6 @@ METHODS: dict[str, Method] = {
         _method("avagradw", "AvaGradW", _ADAM, "3.97 (0.02)", "19.04 (0.37)", "23.49", "1.175"),
         _method("avastep", "AvaStep", _ADAM, source="ours"),
         _method("adopt", "ADOPT", {"betas": (0.9, 0.9999)}, source="ours"),
-        _method("rms-adam", "Adam by its RMS", _ADAM),
         _method("delayed-adam", "Delayed Adam", _ADAM),
     )
 }

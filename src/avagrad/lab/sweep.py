@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.checks import require
+from avagrad.checks import require
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT
 from avagrad.lab.methods import method
@@ -74,7 +74,7 @@ def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
     >>> default_axes("chars", "avastep")
     {'lr': '1e-4:1:9', 'eps': '1e-8:100:11'}
     """
-    if optimizer in ("avastep", "rms-adam"):
+    if optimizer == "avastep":
         lr, eps = USUAL_AXES["avastep"]
         return {"lr": lr, "eps": eps}
     grid = "paper-chars" if task == "chars" else "paper"

@@ -26,12 +26,7 @@ def sgd_step(
     weight_decay: Scalar = 0.0,
     maximize: bool = False,
 ) -> tuple[Tensor, Tensor]:
-    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``.
-
-    >>> one = torch.ones(1)
-    >>> sgd_step(one, one, one, 2, lr=0.1, momentum=0.9)
-    (tensor([0.8100]), tensor([1.9000]))
-    """
+    """Take one step of SGD with (Nesterov) momentum, as torch.optim.SGD. Returns ``w, buffer``."""
     g = with_l2(w, g, weight_decay, maximize)
     buffer = where(t > 1, momentum * buffer, torch.zeros_like(buffer)) + g
     return w - lr * (g + momentum * buffer if nesterov else buffer), buffer
@@ -56,34 +51,17 @@ def adam_step(
     """Take one step of Adam, AdamW (``decoupled``) or AMSGrad (``v_max`` given), as torch.optim.
 
     Returns ``w, m, v, v_max``, where ``v_max`` is ``v`` if none was given.
-
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> adam_step(one, 4 * one, zero, zero, None, 1, lr=0.1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([0.9000])
     """
     if decoupled:
         g = -g if maximize else g
         w = w * (1 - lr * weight_decay)
     else:
         g = with_l2(w, g, weight_decay, maximize)
-    u, m, v, v_max = adam_direction(g, m, v, v_max, t, beta1=beta1, beta2=beta2, eps=eps)
-    return w - lr * u, m, v, v_max
-
-
-def adam_direction(
-    g: Tensor, m: Tensor, v: Tensor, v_max: Tensor | None, t: Scalar, *, beta1: Scalar, beta2: Scalar, eps: Scalar
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return the direction that Adam multiplies by ``lr``, and the new ``m, v, v_max``.
-
-    >>> one, zero = torch.ones(1), torch.zeros(1)
-    >>> adam_direction(4 * one, zero, zero, None, 1, beta1=0.9, beta2=0.99, eps=1e-8)[0]
-    tensor([1.])
-    """
     m = beta1 * m + (1 - beta1) * g
     v = beta2 * v + (1 - beta2) * g * g
     v_max = v if v_max is None else torch.maximum(v_max, v)
     v_hat = v_max / bias_correction_of(beta2, t)
-    return m / bias_correction_of(beta1, t) / (sqrt(v_hat) + eps), m, v, v_max
+    return w - lr * (m / bias_correction_of(beta1, t) / (sqrt(v_hat) + eps)), m, v, v_max
 
 
 @dataclass(frozen=True)

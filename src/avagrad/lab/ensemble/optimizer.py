@@ -14,7 +14,6 @@ from torch.func import vmap
 
 from avagrad.lab.config import Config, optimizer_arguments
 from avagrad.lab.methods import method
-from avagrad.lab.rms_adam import RmsAdam, RmsAdamRule, rms_scale
 from avagrad.lab.torch_rules import AdamRule, SgdRule
 from avagrad.optim.optimizer import RuleOptimizer
 from avagrad.optim.rules import Delayed, Rule, Scalar
@@ -29,7 +28,6 @@ _RULES: dict[type, type[Rule]] = {
     torch.optim.SGD: SgdRule,
     torch.optim.Adam: AdamRule,
     torch.optim.AdamW: AdamRule,
-    RmsAdam: RmsAdamRule,
 }
 
 
@@ -37,13 +35,6 @@ class StackedOptimizer:
     """One method, with the settings of each member; it has no state, so that a step can be compiled or captured.
 
     Parameters that are ``exempt`` do not decay.
-
-    >>> from avagrad.lab.config import configure
-    >>> optimizer = StackedOptimizer([configure("digits", "sgd", lr=lr) for lr in (0.1, 0.2)], torch.float64, "cpu")
-    >>> w, g = {"a": torch.ones(2, 3).double()}, {"a": torch.ones(2, 3).double()}
-    >>> w, state = optimizer.step(w, g, optimizer.start(w), 1, optimizer.lr_at(0))
-    >>> w["a"][:, 0]
-    tensor([0.9000, 0.7999], dtype=torch.float64)
     """
 
     def __init__(
@@ -67,7 +58,6 @@ class StackedOptimizer:
             raise ValueError(f"dampening is {self.group['dampening']!r}, but must be 0 in an ensemble.")
         self.clip = configs[0].clip
         optimizer = made[0]
-        self.by_rms = isinstance(optimizer, RmsAdam)
         self.rule_class: type[Rule]
         if isinstance(optimizer, RuleOptimizer):
             self.rule_class, self.state = optimizer._rule_class, optimizer._state_tensors(groups[0])
@@ -116,9 +106,6 @@ class StackedOptimizer:
         for name, x in w.items():
             moves = exempt if name in self.exempt else rule
             new[name], *kept[name] = moves.apply(x, x, g[name], state[name], t - 1, gamma)
-        if self.by_rms:  # its rule returns directions
-            factor = group["lr"] * rms_scale(list(new.values()))
-            new = {name: x - (factor * new[name]).to(x.dtype) for name, x in w.items()}
         return new, kept
 
 
