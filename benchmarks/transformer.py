@@ -59,13 +59,12 @@ def operations(task: Gpt) -> float:
 class InBackward(Step):
     """Takes steps within backward."""
 
-    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def __call__(self, batch: tuple[Tensor, ...]) -> None:
         """Take a step."""
         with self.optimizer.step_in_backward():  # type: ignore[attr-defined]
             loss = self._forward(batch)
             loss.backward()  # type: ignore[no-untyped-call]
             self.optimizer.step()
-        return loss.detach()
 
 
 def measure(config: Config, task: Gpt, way: str) -> dict[str, Any]:

@@ -4,16 +4,17 @@ Losses, and the first one that is not finite, are tracked on the device, so that
 """
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from avagrad.lab.tasks.base import Carry, Task
+from avagrad.lab.tasks.base import Batch, Carry, Task
 
 PRECISIONS = ("float32", "tf32", "bf16")
+_Take = Callable[[Batch], None]  # takes a step
 
 
 def autocast(precision: str, device: str, *, keep: bool = True) -> Any:
@@ -29,23 +30,23 @@ class Losses:
     >>> losses = Losses("cpu")
     >>> for x in (1.0, 3.0, float("nan"), float("inf")):
     ...     losses.add(torch.tensor(x))
-    >>> int(losses.first_bad), losses.count
+    >>> int(losses.first_bad), int(losses.count)
     (3, 4)
     """
 
     def __init__(self, device: str, steps: int = 0, total: float | Sequence[float] = 0.0, count: int = 0) -> None:
         self.steps = torch.tensor(steps, device=device)
+        self.recorded = self.steps - count  # steps until the last record
         self.total = torch.tensor(total, dtype=torch.float64, device=device)
         self.first_bad = torch.zeros_like(self.total, dtype=torch.int64)
-        self.count = count  # since the last record
+
+    @property
+    def count(self) -> Tensor:
+        """The number of steps since the last record."""
+        return self.steps - self.recorded
 
     def add(self, loss: Tensor) -> None:
         """Add a step's loss."""
-        self.note(loss)
-        self.count += 1
-
-    def note(self, loss: Tensor) -> None:
-        """Do the part of :meth:`add` that runs on the device."""
         self.steps += 1
         self.total += loss.detach()
         is_first = (self.first_bad == 0) & ~loss.detach().isfinite()
@@ -53,24 +54,14 @@ class Losses:
 
     def means(self) -> Tensor:
         """Return the mean since the last record, for each model of a stack, and reset."""
-        means = self.total / max(self.count, 1)
+        means = self.total / self.count.clamp(min=1)
         self.total.zero_()
-        self.count = 0
+        self.recorded.copy_(self.steps)
         return means
 
 
 class Step:
-    """Takes steps eagerly.
-
-    >>> from avagrad.lab.tasks import task_class
-    >>> task = task_class("digits")()
-    >>> model = task.new_model()
-    >>> optimizer, losses = torch.optim.SGD(model.parameters(), lr=0.1), Losses("cpu")
-    >>> step = Step(task, model, optimizer, torch.Generator(), losses, clip=None, precision="float32")
-    >>> order = task.order(0)
-    >>> bool(step(task.batch(order, 0)) > step(task.batch(order, 0)))  # the same batch, one step later
-    True
-    """
+    """Takes steps eagerly."""
 
     _caches_casts = True  # autocast caches weights that it has cast
 
@@ -94,94 +85,115 @@ class Step:
         """Begin or resume an epoch."""
         self.carry = carry
 
-    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """Take a step; return its loss, on the device."""
+    def __call__(self, batch: Batch) -> None:
+        """Take a step."""
         loss = self._forward(batch)
         self.optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self._update()
-        self.losses.add(loss)
-        return loss.detach()
+        self._update(loss)
 
-    def _forward(self, batch: tuple[Tensor, ...]) -> Tensor:
+    def _forward(self, batch: Batch) -> Tensor:
         with autocast(self.precision, self.task.device, keep=self._caches_casts):
             loss, self.carry = self.task.loss(self.model, batch, self.carry, self.noise)
         return loss
 
-    def _update(self) -> None:
+    def _update(self, loss: Tensor) -> None:
         if self.clip is not None:
             torch.nn.utils.clip_grad_norm_(self.parameters, self.clip)
         self.optimizer.step()
+        self.losses.add(loss)
+
+
+class Recorder:
+    """Calls a step eagerly a few times, then records it as a CUDA graph, and replays the graph.
+
+    ``noise`` is the generator of the randomness inside the step.
+    """
+
+    _EAGER = 3  # lazy initialisation (workspaces, states, compiled kernels) must happen before the recording
+
+    def __init__(self, noise: torch.Generator) -> None:
+        self.noise = noise
+        self.taken = 0
+        self.inputs: Batch = ()
+        self.graph: torch.cuda.CUDAGraph | None = None
+
+    def step(self, batch: Batch, eager: _Take, in_place: _Take, other_shape: _Take) -> None:
+        """Take a step.
+
+        Args:
+            batch: the batch.
+            eager: the step, for the first batches.
+            in_place: the same step, which leaves all results in the memory where the next step reads them.
+            other_shape: the step for a batch of another shape than the recorded one (the end of a text).
+        """
+        if self.taken < self._EAGER:
+            self.taken += 1
+            eager(tuple(x.clone() for x in batch))  # with the same layout as in the recording
+            return
+        graph = self.graph or self._record(batch, in_place)
+        if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):
+            other_shape(batch)
+            return
+        copy_into(self.inputs, batch)
+        graph.replay()
+
+    def _record(self, batch: Batch, in_place: _Take) -> torch.cuda.CUDAGraph:
+        self.inputs = tuple(x.clone() for x in batch)
+        torch.cuda.synchronize()
+        torch.cuda.empty_cache()  # the graph has its own memory, in addition to that of the first steps
+        self.graph = torch.cuda.CUDAGraph()
+        self.graph.register_generator_state(self.noise)
+        with torch.cuda.graph(self.graph):
+            in_place(self.inputs)
+        return self.graph
+
+
+def copy_into(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:
+    """Copy tensors into others."""
+    for old, values in zip(kept, new, strict=True):
+        old.copy_(values, non_blocking=old.is_cuda)
 
 
 class GraphStep(Step):
-    """Takes the first steps eagerly, then records one as a CUDA graph, and replays it.
-
-    A batch of another shape than the recorded one (the end of a text) is taken eagerly, with the gradients in the same
-    memory, where the optimizer in the graph reads them.
-    """
+    """Takes steps from a CUDA graph."""
 
     _caches_casts = False  # a cast belongs to one step of the graph; and code compiled in the first steps stays valid
-    _EAGER = 3  # lazy initialisation (workspaces, states, compiled kernels) must happen before the recording
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.taken = 0
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.inputs: tuple[Tensor, ...] = ()
-        self.loss = torch.zeros(())
+        self.recorder = Recorder(self.noise)
 
     def start(self, carry: Carry) -> None:
         """Begin or resume an epoch: the carry is copied to where the graph reads it."""
-        if self.graph is None:
+        if self.recorder.graph is None:
             self.carry = carry
         else:
-            for kept, new in zip(self.carry, carry, strict=True):
-                kept.copy_(new)
+            copy_into(self.carry, carry)
 
-    def __call__(self, batch: tuple[Tensor, ...]) -> Tensor:
-        """Take a step; return its loss, on the device, valid until the next step."""
-        if self.graph is None:
-            if self.taken < self._EAGER:
-                self.taken += 1
-                return super().__call__(tuple(x.clone() for x in batch))  # with the same layout as in the recording
-            self._record(batch)
-        assert self.graph is not None
-        if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):
-            return self._step_eagerly(batch)
-        for kept, new in zip(self.inputs, batch, strict=True):
-            kept.copy_(new, non_blocking=True)
-        self.graph.replay()
-        self.losses.count += 1
-        return self.loss
+    def __call__(self, batch: Batch) -> None:
+        """Take a step."""
+        self.recorder.step(batch, self._eagerly, self._in_place, self._with_kept_gradients)
 
-    def _record(self, batch: tuple[Tensor, ...]) -> None:
-        self.inputs = tuple(x.clone() for x in batch)
-        self.carry = tuple(part.clone() for part in self.carry)
-        self.optimizer.zero_grad()  # new gradients are allocated in the graph's own memory
-        torch.cuda.synchronize()
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.noise)
-        before = self.carry
-        with torch.cuda.graph(graph):
-            loss = self._forward(self.inputs)
-            loss.backward()  # type: ignore[no-untyped-call]
-            self._update()
-            for kept, new in zip(before, self.carry, strict=True):
-                kept.copy_(new)
-            self.losses.note(loss)
-            self.loss = loss.detach()
-        self.carry, self.graph = before, graph
+    def _eagerly(self, batch: Batch) -> None:
+        super().__call__(batch)
+        self.carry = tuple(part.clone() for part in self.carry)  # the graph may write to it
+        self.optimizer.zero_grad()  # the graph allocates gradients in its own memory
 
-    def _step_eagerly(self, batch: tuple[Tensor, ...]) -> Tensor:
-        kept = self.carry
-        loss = self._forward(batch)
-        with_grad = [p for p in self.parameters if p.grad is not None]  # in the graph
+    def _in_place(self, batch: Batch) -> None:
+        kept, loss = self.carry, self._forward(batch)
+        loss.backward()  # type: ignore[no-untyped-call]
+        self._finish(kept, loss)
+
+    def _with_kept_gradients(self, batch: Batch) -> None:
+        """Take a step eagerly, with the gradients in the same memory, where the optimizer in the graph reads them."""
+        kept, loss = self.carry, self._forward(batch)
+        with_grad = [p for p in self.parameters if p.grad is not None]
         gradients = torch.autograd.grad(loss, with_grad, materialize_grads=True)
         torch._foreach_copy_([p.grad for p in with_grad if p.grad is not None], gradients)
-        self._update()
-        for old, new in zip(kept, self.carry, strict=True):
-            old.copy_(new)
+        self._finish(kept, loss)
+
+    def _finish(self, kept: Carry, loss: Tensor) -> None:
+        self._update(loss)
+        copy_into(kept, self.carry)
         self.carry = kept
-        self.losses.add(loss)
-        return loss.detach()

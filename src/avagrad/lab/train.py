@@ -215,7 +215,7 @@ class Training(Run):
             "carry": list(self.take_step.carry),
             "step": self.step,
             "loss_sums": [self.losses.total.item()],  # a list: earlier versions had several processes
-            "losses": self.losses.count,
+            "losses": int(self.losses.count),
             "last": self.last,
             "best": self.best,
             "seconds": self.seconds,

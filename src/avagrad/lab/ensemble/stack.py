@@ -6,7 +6,7 @@ that seed. A member whose loss is not finite no longer changes from then on, and
 
 from __future__ import annotations  # so that a compiled step does not evaluate annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from avagrad.lab.config import Config
 from avagrad.lab.ensemble.layers import stackable
 from avagrad.lab.ensemble.optimizer import StackedOptimizer, State, Weights
 from avagrad.lab.environment import generator_states, set_generator_states
-from avagrad.lab.stepping import Losses, autocast
+from avagrad.lab.stepping import Losses, Recorder, autocast, copy_into
 from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.optim.param_groups import no_decay_groups
 from avagrad.optim.rules import Scalar
@@ -90,7 +90,7 @@ class Stack:
         if compile:
             self.advance = torch.compile(self._advance, dynamic=False, fullgraph=True)
             self.measure = torch.compile(self._measure, dynamic=False)
-        self.graph = _Graph(self) if graph else None
+        self.recorder = Recorder(noise) if graph else None
 
     def _exempt(self) -> set[str]:
         """Return the names of the parameters that do not decay."""
@@ -125,28 +125,33 @@ class Stack:
         if new:
             carry = tuple(part.expand(self.members, *part.shape).clone() for part in self.task.start(self.model))
             if self.carry:
-                _copy_into(self.carry, carry)
+                copy_into(self.carry, carry)
             else:
                 self.carry = carry
 
     def set_lr(self, epoch: int, step: int = 0) -> None:
         """Set the learning rates of a step of an epoch, both counted from 0."""
-        _copy_into([self.lr], [self.optimizer.lr_at(epoch, step, self.task.steps_per_epoch)])
+        copy_into([self.lr], [self.optimizer.lr_at(epoch, step, self.task.steps_per_epoch)])
 
     @torch.no_grad()
     def step(self, batch: Batch) -> None:
         """Take a step with all members."""
-        if self.graph is not None:
-            self.graph.step(batch)
+        if self.recorder is None:
+            self._eagerly(batch)
         else:
-            self.take(batch)
-        self.losses.count += 1
+            self.recorder.step(batch, self._eagerly, self._in_place, self._in_place)
 
-    def take(self, batch: Batch) -> None:
-        """Take a step eagerly."""
+    def _eagerly(self, batch: Batch) -> None:
         after = self.advance(*self.changing, self.lr, self.alive, batch)
         self.w, self.state, self.buffers, self.carry, self.t, losses = after
-        self.losses.note(losses)
+        self.losses.add(losses)
+
+    def _in_place(self, batch: Batch) -> None:
+        """Take a step, and copy the results to where it has read them."""
+        before = self.changing
+        self._eagerly(batch)
+        copy_into(_tensors(*before), _tensors(*self.changing))
+        self.w, self.state, self.buffers, self.carry, self.t = before
 
     def mark_diverged(self, bad: Tensor, step: int) -> None:
         """Mark members as diverged at a step, for another reason than its training loss."""
@@ -233,7 +238,7 @@ class Stack:
             "t": float(self.t),
             "first_bad": self.first_bad,
             "loss_sums": self.losses.total,
-            "losses": self.losses.count,
+            "losses": int(self.losses.count),
             "generators": generator_states(self.task.device) | {"noise": self.noise.get_state()},
         }
 
@@ -243,8 +248,8 @@ class Stack:
         self.noise.set_state(saved["generators"]["noise"])
         for name, x in self.w.items():
             x.copy_(saved["w"][name])
-            _copy_into(self.state[name], saved["state"][name])
-        _copy_into(self.buffers.values(), (saved["buffers"][name] for name in self.buffers))
+            copy_into(self.state[name], saved["state"][name])
+        copy_into(self.buffers.values(), (saved["buffers"][name] for name in self.buffers))
         self.carry = tuple(part.to(self.task.device) for part in saved["carry"])
         steps = int(saved["t"])
         self.t = self.t.fill_(steps) if isinstance(self.t, Tensor) else steps
@@ -252,56 +257,6 @@ class Stack:
         self.first_bad.copy_(saved["first_bad"])
 
 
-class _Graph:
-    """Takes a stack's first steps eagerly, then records one as a CUDA graph, and replays it."""
-
-    _EAGER = 3  # lazy initialisation (workspaces, compiled kernels) must happen before the recording
-
-    def __init__(self, members: Stack) -> None:
-        self.members, self.taken = members, 0
-        self.inputs: Batch = ()
-        self.recorded: torch.cuda.CUDAGraph | None = None
-
-    def step(self, batch: Batch) -> None:
-        members = self.members
-        if self.recorded is None and self.taken < self._EAGER:
-            self.taken += 1
-            members.take(batch)
-            return
-        if self.recorded is None:
-            self._record(batch)
-        assert self.recorded is not None
-        if any(x.shape != y.shape for x, y in zip(batch, self.inputs, strict=True)):  # the end of a text
-            self._take_in_place(batch)
-            return
-        for kept, new in zip(self.inputs, batch, strict=True):
-            kept.copy_(new, non_blocking=True)
-        self.recorded.replay()
-
-    def _record(self, batch: Batch) -> None:
-        self.inputs = tuple(x.clone() for x in batch)
-        torch.cuda.synchronize()
-        torch.cuda.empty_cache()  # the graph has its own memory, in addition to that of the first steps
-        graph = torch.cuda.CUDAGraph()
-        graph.register_generator_state(self.members.noise)
-        with torch.cuda.graph(graph):
-            self._take_in_place(self.inputs)
-        self.recorded = graph
-
-    def _take_in_place(self, batch: Batch) -> None:
-        """Take a step and copy the results to where the graph reads them."""
-        members = self.members
-        before = members.changing
-        members.take(batch)
-        _copy_into(_tensors(*before), _tensors(*members.changing))
-        members.w, members.state, members.buffers, members.carry, members.t = before
-
-
 def _tensors(w: Weights, state: State, buffers: Weights, carry: Carry, t: Scalar) -> list[Tensor]:
     assert isinstance(t, Tensor)
     return [*w.values(), *(x for kept in state.values() for x in kept), *buffers.values(), *carry, t]
-
-
-def _copy_into(kept: Iterable[Tensor], new: Iterable[Tensor]) -> None:
-    for old, values in zip(kept, new, strict=True):
-        old.copy_(values)
