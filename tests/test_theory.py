@@ -22,9 +22,9 @@ from avagrad.theory import (
     Problem,
     Rates,
     adam_drift,
+    bound_from_sums,
     decaying_beta1,
     drift_bound,
-    drift_condition,
     iterate_weights,
     rate_bounds,
     recorded_bound,
@@ -32,7 +32,6 @@ from avagrad.theory import (
     smallest_c,
     theorem_alpha,
     theorem_bound,
-    unconditional_bound,
 )
 
 PAPER = Problem(C=999, delta=1)
@@ -158,20 +157,12 @@ def test_smallest_c_by_hand() -> None:
     assert 793 < smallest_c(1, **PAPERS_ADAM) < 795 < PAPER.C
 
 
-@given(problem=problems(), w1=st.floats(0.01, 1), beta2=betas, eps=epsilons)
-def test_the_proofs_condition(problem: Problem, w1: float, beta2: float, eps: float) -> None:
-    d, least = problem.delta, 1 + eps / (w1 * math.sqrt(1 - beta2))
-    wanted = d + (1 + d) * least  # (1-p)/p = (C - delta) / (1 + delta)
-    if not math.isclose(problem.C, wanted, rel_tol=1e-9):
-        assert drift_condition(problem, w1=w1, beta2=beta2, eps=eps) == (wanted < problem.C)
-
-
 def test_the_proofs_condition_is_not_enough() -> None:
-    assert drift_condition(PAPER, w1=0.5, **PAPERS_ADAM)
+    """The proof assumes only C > (1-p)/p > 1 + eps / (w_1 sqrt(1 - beta2))."""
     for C in (4.0, 99.0, 790.0):
-        assert drift_condition(Problem(C, 1), w1=0.5, **PAPERS_ADAM)
+        p = Problem(C, 1).p
+        assert C > (1 - p) / p > 1 + 1e-8 / (0.5 * math.sqrt(1 - 0.99))
         assert drift_bound(Problem(C, 1), **PAPERS_ADAM) < 0
-    assert not drift_condition(Problem(2.9, 1), w1=0.5, **PAPERS_ADAM)
 
 
 # --- Theorem 1, against Adam ---------------------------------------------------------------------
@@ -240,6 +231,13 @@ def test_the_general_form_by_hand() -> None:
     assert got.item() == pytest.approx((0.5 + momentum + noise) / (Z * 0.5), rel=1e-6)
     weights = iterate_weights(alpha.double(), Rates.of(eta))
     torch.testing.assert_close(weights, torch.tensor([0.2, 0.8]).double(), rtol=1e-6, atol=0)
+
+
+def test_the_bound_is_infinite_as_long_as_nothing_has_moved() -> None:
+    moved = torch.tensor([0.0, 2.0], dtype=torch.float64)
+    still = Constants(D=0.0, M=1.0, Ginf=1.0, G2=1.0)
+    assert bound_from_sums(moved, moved, UNIT).tolist() == [math.inf, 1.0]
+    assert bound_from_sums(moved, moved, still).tolist() == [math.inf, 0.5]
 
 
 def test_the_theorems_choice_by_hand() -> None:
@@ -313,11 +311,11 @@ def test_the_unconditional_form(k: Constants, seed: int, beta1: float, gamma: fl
     gammas = gamma * uniform(rng, T, low=0.1)
     root = math.sqrt(k.M * k.D * k.Ginf**2 / (2 * T))
     by_hand = root * sum(1 + x**2 * k.d * H**2 for x in gammas.tolist()) / (L * sum(gammas.tolist()))
-    assert unconditional_bound(gammas, L, H, k).item() == pytest.approx(by_hand, rel=1e-10)
+    assert theorem_bound(gammas, Rates.between(L, H, k.d), k).item() == pytest.approx(by_hand, rel=1e-10)
     assert theorem_bound(gammas, Rates.of(eta), k).item() <= by_hand * (1 + 1e-10)
     # with momentum and one gamma, the appendix has
     last = 1 / gamma + 2 * H * beta1 * math.sqrt(2 * k.d * k.G2**2 / (k.M * k.D)) + gamma * k.d * H**2
-    got = unconditional_bound(torch.full((T,), gamma, dtype=torch.float64), L, H, k, beta1)
+    got = theorem_bound(torch.full((T,), gamma, dtype=torch.float64), Rates.between(L, H, k.d), k, beta1)
     assert got.item() == pytest.approx(root * last / (L * (1 - beta1)), rel=1e-10)
 
 
@@ -481,7 +479,7 @@ def test_the_unconditional_bound_holds_for_delayed_adam(records: dict[str, Recor
     L, H = rate_bounds(START.G2, eps=1.0)
     assert (record.rates.low >= L).all()
     assert (record.rates.high <= H).all()
-    bound = unconditional_bound(torch.ones(T, dtype=torch.float64), L, H, START)
+    bound = theorem_bound(torch.ones(T, dtype=torch.float64), Rates.between(L, H, START.d), START)
     assert bound < 0.6 * NINE.largest_gradient**2  # 0.51
     assert slack(bound, record.squared_gradients) == pytest.approx(9.6, rel=0.05)  # all steps weigh the same
 
@@ -583,7 +581,6 @@ NAN = float("nan")
         (lambda: drift_bound(NINE, beta2=1.0, eps=0.1), r"beta2 is 1.0, but must lie in \[0, 1\)"),
         (lambda: adam_drift(NINE, 0.5, 1.0, beta2=0.9, eps=-1.0), r"eps is -1.0, but must be at least 0"),
         (lambda: smallest_c(-1.0, beta2=0.9, eps=0.1), r"delta is -1.0"),
-        (lambda: drift_condition(NINE, w1=0.0, beta2=0.9, eps=0.1), r"w1 is 0.0, but must be above 0"),
         (lambda: Constants(D=-1.0, M=1.0, Ginf=1.0, G2=1.0), r"D is -1.0"),
         (lambda: Constants(D=1.0, M=0.0, Ginf=1.0, G2=1.0), r"M is 0.0"),
         (lambda: Constants(D=1.0, M=1.0, Ginf=NAN, G2=1.0), r"Ginf is nan"),

@@ -11,10 +11,7 @@ step, :func:`drift_bound` the proof's lower bound on it, :func:`smallest_c` the 
     p(t) = alpha_t min_i eta_t / Z        Z = sum_t alpha_t min_i eta_t        beta1 = max_t beta1_t
 
 The left side is measured with :func:`iterate_weights`, the right side is :func:`recorded_bound`. The theorem's own
-choice of ``alpha_t`` is :func:`theorem_alpha`, and its bound for that choice :func:`theorem_bound`.
-
-**AvaStep** is not in the paper. Its steps are bounded before their gradient is known: :func:`step_bounds`. With its
-clamp Theorem 2 does not hold; with ``clip_update=None`` the theorem holds, and the bounds do not.
+choice of ``alpha_t`` is :func:`theorem_alpha`, and its bound for that choice is :func:`theorem_bound`.
 
 Sequences have time first: ``(T,)``, or ``(T, ...)`` with replicas after it, and ``eta`` its ``d`` coordinates last. A
 sequence of shape ``(T,)`` applies to every replica, a number also to every step. Everything is computed in float64.
@@ -27,6 +24,7 @@ if f is convex and separable with its minimiser in the box: clamping then never 
 # ruff: noqa: N803 (the paper's symbols)
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -41,7 +39,6 @@ __all__ = [
     "bound_from_sums",
     "decaying_beta1",
     "drift_bound",
-    "drift_condition",
     "iterate_weights",
     "rate_bounds",
     "recorded_bound",
@@ -50,11 +47,9 @@ __all__ = [
     "step_bounds",
     "theorem_alpha",
     "theorem_bound",
-    "unconditional_bound",
 ]
 
 _Scalar = TypeVar("_Scalar", float, Tensor)
-_Z, _ABOVE_0 = "Z, the sum of alpha_t min_i eta_t,", "be above 0: a step must have moved something"
 
 
 # --- problems and constants ----------------------------------------------------------------------
@@ -184,24 +179,11 @@ def drift_bound(problem: Problem, *, beta2: float, eps: float) -> float:
     return (1 - problem.p) * up - problem.p * down
 
 
-def drift_condition(problem: Problem, *, w1: float, beta2: float, eps: float) -> bool:
-    """Return whether ``C > (1-p)/p > 1 + eps / (w_1 sqrt(1 - beta2))``, the assumption of the proof.
-
-    The first half always holds. The second is not enough for a positive :func:`drift_bound`, for which the proof
-    finally assumes a ``C`` that is "large enough": that is :func:`smallest_c`.
-
-    >>> problem = Problem(C=99, delta=1)
-    >>> drift_condition(problem, w1=0.5, beta2=0.99, eps=1e-8), drift_bound(problem, beta2=0.99, eps=1e-8) > 0
-    (True, False)
-    """
-    _check_adam(beta2, eps)
-    _require("w1", w1, 0 < w1 <= 1, "be above 0 and at most 1")
-    odds = (1 - problem.p) / problem.p
-    return problem.C > odds > 1 + eps / (w1 * math.sqrt(1 - beta2))
-
-
 def smallest_c(delta: float, *, beta2: float, eps: float) -> float:
     """Return the ``C`` above which :func:`drift_bound` is positive (it is 0 there, and negative below).
+
+    The proof starts from ``(1-p)/p > 1 + eps / (w_1 sqrt(1 - beta2))``, which is not enough: at the paper's setting
+    that is ``C > 3``.
 
     >>> round(smallest_c(1, beta2=0.99, eps=1e-8), 1)  # the paper's 999 is not far above
     794.0
@@ -233,10 +215,10 @@ class Rates:
     def __post_init__(self) -> None:
         for name in ("low", "high", "square"):
             object.__setattr__(self, name, torch.as_tensor(getattr(self, name), dtype=torch.float64))
-        _require_all("low", self.low, self.low >= 0, "be at least 0")
-        _require_all("high", self.high, (self.high >= self.low) & self.high.isfinite(), "be finite and at least low")
+        _require("low", self.low, self.low >= 0, "be at least 0")
+        _require("high", self.high, (self.high >= self.low) & self.high.isfinite(), "be finite and at least low")
         rounding = 1 - 1e-5  # the three may have been recorded in float32
-        _require_all("square", self.square, self.square >= rounding * self.high**2, "be at least high squared")
+        _require("square", self.square, self.square >= rounding * self.high**2, "be at least high squared")
 
     @classmethod
     def of(cls, eta: Tensor) -> "Rates":
@@ -262,7 +244,7 @@ def iterate_weights(alpha: float | Tensor, rates: Rates) -> Tensor:
     >>> (p * squared_gradients).sum()  # the theorem's left side
     tensor(2.5000, dtype=torch.float64)
     """
-    alpha, low = _aligned(alpha=alpha, low=rates.low)
+    alpha, low, _, _ = _aligned(rates, alpha=alpha)
     return alpha * low / _total(alpha * low)
 
 
@@ -273,35 +255,28 @@ def recorded_bound(alpha: float | Tensor, rates: Rates, constants: Constants, be
     >>> recorded_bound(0.05, rates, Constants(D=1.0, M=1.0, Ginf=1.0, G2=1.0))  # (1 + 0.5) / 10
     tensor(0.1500, dtype=torch.float64)
     """
-    alpha, low, high, square, beta1 = _aligned(
-        alpha=alpha, low=rates.low, high=rates.high, square=rates.square, beta1=beta1
-    )
-    _require_all("beta1", beta1, (beta1 >= 0) & (beta1 < 1), "lie in [0, 1)")
-    sums = (alpha * low).sum(0), (alpha.square() * square).sum(0), (alpha * beta1 * high).sum(0)
-    return bound_from_sums(*sums, constants=constants, beta1=beta1.amax(0))
+    alpha, beta1, low, high, square = _aligned(rates, alpha=alpha, beta1=beta1)
+    _require("beta1", beta1, (beta1 >= 0) & (beta1 < 1), "lie in [0, 1)")
+    squared, momentum = (alpha.square() * square).sum(0), (alpha * beta1 * high).sum(0)
+    return bound_from_sums(_total(alpha * low), squared, constants, momentum, beta1.amax(0))
 
 
 def bound_from_sums(
-    moved: Tensor,
-    squared: Tensor,
-    with_momentum: float | Tensor = 0.0,
-    *,
-    constants: Constants,
-    beta1: float | Tensor = 0.0,
+    moved: Tensor, squared: Tensor, constants: Constants, momentum: float | Tensor = 0.0, beta1: float | Tensor = 0.0
 ) -> Tensor:
     """Return Theorem 2's right side from its sums over time, for runs that are too long to record every step.
 
     ``moved`` is ``Z``, the sum of ``alpha_t min_i eta_t``; ``squared`` that of ``alpha_t^2 |eta_t|^2``; and
-    ``with_momentum`` that of ``alpha_t beta1_t max_i eta_t``, where ``beta1`` is the largest ``beta1_t``.
+    ``momentum`` that of ``alpha_t beta1_t max_i eta_t``, where ``beta1`` is the largest ``beta1_t``. The bound is
+    infinite as long as nothing has moved.
 
     >>> constants = Constants(D=1.0, M=1.0, Ginf=1.0, G2=1.0)
-    >>> bound_from_sums(torch.tensor(10.0), torch.tensor(1.0), constants=constants)  # (1 + 0.5) / 10
+    >>> bound_from_sums(torch.tensor(10.0), torch.tensor(1.0), constants)  # (1 + 0.5) / 10
     tensor(0.1500)
     """
-    _require_all(_Z, moved, moved > 0, _ABOVE_0)
-    momentum = constants.G2**2 * with_momentum
-    noise = constants.M * constants.Ginf**2 * squared / 2
-    return (constants.D + momentum + noise) / (moved * (1 - beta1))
+    k = constants
+    top = k.D + k.G2**2 * momentum + k.M * k.Ginf**2 * squared / 2
+    return torch.where(moved > 0, top / (moved * (1 - beta1)), math.inf)
 
 
 def theorem_alpha(gamma: _Scalar, steps: int, constants: Constants) -> _Scalar:
@@ -327,13 +302,15 @@ def decaying_beta1(beta1: float, steps: int) -> Tensor:
 def theorem_bound(gamma: float | Tensor, rates: Rates, constants: Constants, beta1: float = 0.0) -> Tensor:
     """Return the paper's bound for :func:`theorem_alpha`: its rate, or the appendix's with :func:`decaying_beta1`.
 
-    Without momentum this equals :func:`recorded_bound`; with momentum it is a little larger.
+    Without momentum this equals :func:`recorded_bound`; with momentum it is a little larger. With
+    :meth:`Rates.between` it is the appendix's unconditional bound, for steps weighted by ``gamma_t / sum gamma_t``. It
+    needs no run, but a ``gamma`` fixed beforehand: it is for Delayed Adam, not for AvaGrad.
 
     >>> theorem_bound(0.5, Rates.of(torch.full((100, 1), 2.0)), Constants(D=2.0, M=1.0, Ginf=1.0, G2=1.0))
     tensor(0.2000, dtype=torch.float64)
     """
     _require("beta1", beta1, 0 <= beta1 < 1, "lie in [0, 1)")
-    gamma, low, high, square = _aligned(gamma=gamma, low=rates.low, high=rates.high, square=rates.square)
+    gamma, low, high, square = _aligned(rates, gamma=gamma)
     k, T = constants, len(low)
     total = (1 + gamma.square() * square).sum(0)
     if beta1 > 0:
@@ -342,36 +319,23 @@ def theorem_bound(gamma: float | Tensor, rates: Rates, constants: Constants, bet
     return math.sqrt(k.M * k.D * k.Ginf**2 / (2 * T)) * total / (_total(gamma * low) * (1 - beta1))
 
 
-def unconditional_bound(gamma: Tensor, L: float, H: float, constants: Constants, beta1: float = 0.0) -> Tensor:
-    """Return the appendix's bound for any rates in [L, H], with :func:`theorem_alpha` and a ``gamma`` fixed beforehand.
-
-    It needs no run, and no assumption on how a sample affects later rates. Steps are weighted by
-    ``p(t) = gamma_t / sum gamma_t``. AvaGrad's gamma depends on the samples: this is for Delayed Adam.
-
-    >>> unconditional_bound(torch.full((100,), 0.5), L=1.0, H=2.0, constants=Constants(D=2.0, M=1.0, Ginf=1.0, G2=1.0))
-    tensor(0.4000, dtype=torch.float64)
-    """
-    return theorem_bound(gamma, Rates.between(L, H, constants.d), constants, beta1)
-
-
 def rate_bounds(G2: float, eps: float) -> tuple[float, float]:
     """Return ``L`` and ``H``, the bounds on Delayed Adam's rates: ``1 / (G2 + eps)`` and ``1 / eps``.
-
-    (The paper's section 5 has ``G2 + eps`` for the first in one place.)
 
     >>> rate_bounds(9.0, 1.0)
     (0.1, 1.0)
     """
     _require("G2", G2, 0 < G2 < math.inf, "be above 0 and finite")
     _require("eps", eps, 0 < eps < math.inf, "be above 0 and finite")
-    return 1 / (G2 + eps), 1 / eps
+    return 1 / (G2 + eps), 1 / eps  # in one place of section 5 the paper has G2 + eps for the first
 
 
 def step_bounds(lr: float, d: int, *, clip_update: float = 1.0, norm: int = 2) -> tuple[float, float]:
     """Return bounds on a step of AvaStep, for any gradient: on its root mean square, and on its largest coordinate.
 
     They are for ``d`` coordinates that count, without weight decay. A coordinate moves by at most
-    ``lr gamma c eta_i r_i``; with norm 2 the root mean square of ``gamma eta r`` is 1, with norm 1 its mean is 1.
+    ``lr gamma c eta_i r_i``; with norm 2 the root mean square of ``gamma eta r`` is 1, with norm 1 its mean is 1. With
+    ``clip_update=None`` a step has no bound, but Theorem 2 holds; with the clamp it does not.
 
     >>> step_bounds(0.001, 10_000)
     (0.001, 0.1)
@@ -403,14 +367,11 @@ def slack(bound: float | Tensor, measured: float | Tensor) -> float:
 # --- checks and shapes ---------------------------------------------------------------------------
 
 
-def _require(name: str, value: float, allowed: bool, what: str) -> None:
-    if not allowed:
+def _require(name: str, value: float | Tensor, allowed: bool | Tensor, what: str) -> None:
+    if not (allowed.all() if isinstance(allowed, Tensor) else allowed):
+        if isinstance(value, Tensor) and isinstance(allowed, Tensor):
+            name, value = f"{name} (the first that is rejected)", value.expand_as(allowed)[~allowed][0].item()
         raise ValueError(f"theory: {name} is {value}, but must {what}.")
-
-
-def _require_all(name: str, x: Tensor, allowed: Tensor, what: str) -> None:
-    if not allowed.all():
-        _require(f"{name} (the first that is rejected)", x.expand_as(allowed)[~allowed][0].item(), False, what)
 
 
 def _check_adam(beta2: float, eps: float) -> None:
@@ -418,22 +379,21 @@ def _check_adam(beta2: float, eps: float) -> None:
     _require("eps", eps, 0 <= eps < math.inf, "be at least 0 and finite")
 
 
-def _aligned(**sequences: float | Tensor) -> list[Tensor]:
-    """Broadcast sequences to one shape ``(T, ...)``: replicas come after time, so dimensions are added at the end."""
-    found = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in sequences.items()}
+def _aligned(rates: Rates, **sequences: float | Tensor) -> Sequence[Tensor]:
+    """Broadcast sequences and rates to ``(T, ...)``: replicas come after time, so dimensions are added at the end."""
+    found = {name: torch.as_tensor(x, dtype=torch.float64) for name, x in (sequences | vars(rates)).items()}
     lengths = {name: len(x) for name, x in found.items() if x.dim()}
     if len(set(lengths.values())) != 1:
         found_lengths = ", ".join(f"{name} has {n}" for name, n in lengths.items()) or "all are single numbers"
         raise ValueError(f"theory: sequences must have the same number of steps T, but {found_lengths}.")
     for name in found.keys() & {"alpha", "gamma"}:
-        _require_all(name, found[name], (found[name] >= 0) & found[name].isfinite(), "be at least 0 and finite")
+        _require(name, found[name], (found[name] >= 0) & found[name].isfinite(), "be at least 0 and finite")
     most = max(x.dim() for x in found.values())
     padded = [x.reshape(x.shape + (1,) * (most - x.dim())) for x in found.values()]
-    shape = torch.broadcast_shapes(*(x.shape for x in padded))  # type: ignore[no-untyped-call]
-    return [x.expand(shape) for x in padded]
+    return torch.broadcast_tensors(*padded)  # type: ignore[no-untyped-call, no-any-return]
 
 
 def _total(weights: Tensor) -> Tensor:
     total = weights.sum(0)
-    _require_all(_Z, total, total > 0, _ABOVE_0)
+    _require("Z, the sum of alpha_t min_i eta_t,", total, total > 0, "be above 0: a step must have moved something")
     return total
