@@ -181,7 +181,16 @@ def test_a_download_goes_into_a_folder(tmp_path: Path) -> None:
         Chars(download=True)
 
 
-@pytest.mark.parametrize("content", [None, b"", b"not an archive", gzip.compress(b"x" * 10**5)[:-9]])
+def claiming(size: int) -> bytes:
+    """An archive with the header of a member, and nothing of what it claims to have."""
+    member = tarfile.TarInfo("simple-examples/data/ptb.char.train.txt")
+    member.size = size
+    return gzip.compress(member.tobuf() + bytes(1024))
+
+
+@pytest.mark.parametrize(
+    "content", [None, b"", b"not an archive", gzip.compress(b"x" * 10**5)[:-9], claiming(0), claiming(1 << 40)]
+)
 def test_a_download_that_fails_leaves_nothing(tmp_path: Path, served: tuple[str, Path], content: bytes | None) -> None:
     address, root = served
     if content is not None:

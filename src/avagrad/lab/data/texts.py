@@ -1,18 +1,14 @@
-"""Reading text as characters: Penn Treebank's files in both forms, or any text file."""
+"""Reading text: Penn Treebank's files in both forms or any text file, as characters; or files of tokens."""
 
-import codecs
-import gzip
 import io
-import tarfile
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy
 import numpy.typing
 
-from avagrad.lab.data.download import download
+from avagrad.lab.data.download import download, unpack
 
-PARTS = ("train", "valid", "test")
 # Characters of the complete files, including line ends (both forms are the same text).
 PENN_TREEBANK = {"train": 5_017_482, "valid": 393_042, "test": 442_423}
 ADDRESS = "http://www.fit.vutbr.cz/~imikolov/rnnlm/simple-examples.tgz"
@@ -21,6 +17,8 @@ WANTED = (
     "ptb.valid.txt and ptb.test.txt) in one folder, or one text file. Penn Treebank's files are in the archive "
     f"{ADDRESS} (its folder simple-examples/data); --download downloads them."
 )
+
+TOKEN_FILES = ("train.bin", "val.bin")  # each token a 16-bit unsigned integer, as in nanoGPT
 
 Tokens = numpy.typing.NDArray[numpy.integer]
 
@@ -33,16 +31,12 @@ class Texts(NamedTuple):
     remarks: tuple[str, ...]  # on the data, for readers of the results
 
 
-def read_texts(path: str | Path, encoding: str = "utf-8") -> Texts:
-    r"""Read a folder of Penn Treebank files, or one text file, whose last tenth is split into validation and test.
+def read_texts(path: str | Path | None, encoding: str = "utf-8") -> Texts:
+    """Read a folder of Penn Treebank files, or one text file; by default the documentation that comes with Python."""
+    if path is None:
+        from pydoc_data.topics import topics
 
-    >>> import tempfile
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     _ = Path(folder, "text.txt").write_text("abc\n" * 10)
-    ...     texts = read_texts(Path(folder, "text.txt"))
-    >>> texts.alphabet, {part: len(tokens) for part, tokens in texts.parts.items()}
-    ('\nabc', {'train': 36, 'validation': 2, 'test': 2})
-    """
+        return from_string("\n\n".join(topics[name] for name in sorted(topics)))
     path = Path(path)
     if path.is_dir():
         return _read_penn_treebank(path, encoding)
@@ -59,36 +53,25 @@ def from_string(text: str) -> Texts:
     return Texts(alphabet, parts, ())
 
 
-def python_documentation() -> Texts:
-    """Return the documentation that comes with Python (``pydoc_data.topics``)."""
-    from pydoc_data import topics
-
-    return from_string("\n\n".join(topics.topics[name] for name in sorted(topics.topics)))
-
-
 def _read_penn_treebank(folder: Path, encoding: str) -> Texts:
     missing: list[str] = []
     for form, read_line in {"ptb.char.{}.txt": _char_line, "ptb.{}.txt": _word_line}.items():
-        files = [folder / form.format(part) for part in PARTS]
+        files = [folder / form.format(part) for part in PENN_TREEBANK]
         lacking = [file.name for file in files if not file.is_file()]
         if not lacking:
-            alphabet, tokens = _encode(["".join(map(read_line, _lines(_read(file, encoding)))) for file in files])
+            texts = [_read(file, encoding).removesuffix("\n").split("\n") for file in files]
+            alphabet, tokens = _encode(["".join(map(read_line, lines)) for lines in texts])
             remarks = tuple(
-                f"{file.name} has {len(found):,} characters, but the complete file has {PENN_TREEBANK[part]:,}: "
+                f"{file.name} has {len(found):,} characters, but the complete file has {complete:,}: "
                 "it is another version, or truncated."
-                for file, part, found in zip(files, PARTS, tokens, strict=True)
-                if len(found) != PENN_TREEBANK[part]
+                for file, found, complete in zip(files, tokens, PENN_TREEBANK.values(), strict=True)
+                if len(found) != complete
             )
             return Texts(alphabet, dict(zip(("train", "validation", "test"), tokens, strict=True)), remarks)
         if len(lacking) < len(files):
             missing += lacking
     lacks = f"lacks {', '.join(missing)}" if missing else "has no file of Penn Treebank"
     raise FileNotFoundError(f"chars: the folder {str(folder)!r} {lacks}. {WANTED}")
-
-
-def _lines(text: str) -> list[str]:
-    lines = text.split("\n")
-    return lines if lines[-1].strip() else lines[:-1]
 
 
 def _char_line(line: str) -> str:
@@ -110,9 +93,8 @@ def _word_line(line: str) -> str:
 def _read(path: Path, encoding: str) -> str:
     """Return the text of a file, without a byte-order mark."""
     try:
-        is_utf_8 = codecs.lookup(encoding).name == "utf-8"
         with path.open(encoding=encoding, newline="") as file:
-            text = file.read()
+            return file.read().removeprefix("\ufeff")
     except LookupError as error:
         raise ValueError(f"chars: encoding is {encoding!r}, which is not a text encoding of Python.") from error
     except UnicodeError as error:
@@ -121,20 +103,39 @@ def _read(path: Path, encoding: str) -> str:
             f"chars: {str(path)!r} cannot be read as {encoding} from byte {start:,} on ({reason}): it is truncated, "
             "not a text, or in another encoding (option encoding, such as encoding=latin-1)."
         ) from error
-    return text.removeprefix("\ufeff") if is_utf_8 else text
 
 
 def _encode(texts: list[str]) -> tuple[str, list[Tokens]]:
     """Return the alphabet of several texts, and their tokens."""
-    alphabet = "".join(sorted(set().union(*texts)))
+    code_points = [numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32) for text in texts]
+    occurs = numpy.zeros(0x110000, bool)
+    for each in code_points:
+        occurs[each] = True
+    alphabet = numpy.flatnonzero(occurs)
     dtype = numpy.min_scalar_type(max(len(alphabet) - 1, 0))
-    token_of = numpy.zeros(0x110000, dtype)  # by code point
-    token_of[_code_points(alphabet)] = numpy.arange(len(alphabet))
-    return alphabet, [token_of[_code_points(text)] for text in texts]
+    token_of = (occurs.cumsum() - 1).astype(dtype)  # by code point
+    return "".join(map(chr, alphabet)), [token_of[each] for each in code_points]
 
 
-def _code_points(text: str) -> numpy.typing.NDArray[numpy.uint32]:
-    return numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype=numpy.uint32)
+def read_tokens(folder: str | Path) -> dict[str, Tokens] | None:
+    """Map files of tokens into memory; the second half of ``val.bin`` is the test part. None if there is no file."""
+    files = [Path(folder, name) for name in TOKEN_FILES]
+    if not any(file.is_file() for file in files):
+        return None
+    for file in files:
+        if not file.is_file():
+            both = " and ".join(TOKEN_FILES)
+            raise FileNotFoundError(f"gpt: {str(file)!r} does not exist, but {both} must both exist.")
+        size = file.stat().st_size
+        if size == 0 or size % 2:
+            raise ValueError(
+                f"gpt: {str(file)!r} has {size} bytes, but must have two for each token and at least one token: "
+                "it is empty, truncated, or of another type than uint16."
+            )
+    # Copy on write: the files are never changed.
+    train, held_out = (numpy.memmap(file, dtype="<u2", mode="c") for file in files)
+    middle = len(held_out) // 2
+    return {"train": train, "validation": held_out[:middle], "test": held_out[middle:]}
 
 
 def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
@@ -142,14 +143,15 @@ def download_penn_treebank(folder: str | Path, address: str = ADDRESS) -> None:
     folder = Path(folder)
     if folder.exists() and not folder.is_dir():
         raise FileExistsError(f"chars: data is {str(folder)!r}, a file, but must be a folder for a download.")
-    if not all((folder / f"ptb.char.{part}.txt").exists() for part in PARTS):
+    if not all((folder / f"ptb.char.{part}.txt").exists() for part in PENN_TREEBANK):
         download(address, folder, _unpack, "chars", WANTED)
 
 
 def _unpack(archive: bytes) -> dict[str, bytes]:
     """Return the character-level files of the official archive."""
-    unpacked = gzip.decompress(archive)  # checks the sum at the end, which tar does not read
-    with tarfile.open(fileobj=io.BytesIO(unpacked)) as tar:
-        members = {Path(member.name).name: member for member in tar if member.isfile()}
-        files = {part: tar.extractfile(members[f"ptb.char.{part}.txt"]) for part in PARTS}
-        return {f"ptb.char.{part}.txt": file.read() for part, file in files.items() if file is not None}
+    # A character and a space have two bytes; twice that is allowed.
+    largest = {f"ptb.char.{part}.txt": 4 * characters for part, characters in PENN_TREEBANK.items()}
+    found = {file.name: content for file, content in unpack(io.BytesIO(archive), largest, 1_000_000_000).items()}
+    if missing := sorted(largest.keys() - found.keys()):
+        raise ValueError(f"it lacks {', '.join(missing)}")
+    return found

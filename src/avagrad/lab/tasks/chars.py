@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from avagrad.lab.data.texts import WANTED, Texts, download_penn_treebank, python_documentation, read_texts
+from avagrad.lab.data.texts import WANTED, download_penn_treebank, read_texts
 from avagrad.lab.models.char_lstm import CharLSTM, Dropouts
 from avagrad.lab.tasks.base import Batch, Carry, Task, digest
 
@@ -25,11 +25,6 @@ class Chars(Task):
 
     The text is cut into ``batch_size`` rows that are read in parallel, ``bptt`` characters in a step. The default sizes
     are small, for a CPU; the presets have the paper's.
-
-    >>> task = Chars(batch_size=100, bptt=50)
-    >>> inputs, targets = task.batch(None, 0)
-    >>> inputs.shape, bool((inputs[1:] == targets[:-1]).all())
-    (torch.Size([50, 100]), True)
     """
 
     name: ClassVar[str] = "chars"
@@ -53,38 +48,28 @@ class Chars(Task):
         self.require_at_least(1, "bptt", "embedding", "hidden", "layers")
         for name in ("weight_drop", "dropout_outside", "dropout_between", "dropout_embedding"):
             self.require(name, 0 <= getattr(self, name) < 1, "at least 0 and below 1")
-        texts = self._texts()
-        self.alphabet, self.remarks = texts.alphabet, texts.remarks
+        if self.download:
+            if self.data is None:
+                raise ValueError("chars: download is True, but data is not given: it must be the folder for the files.")
+            download_penn_treebank(self.data)
+        self.alphabet, parts, self.remarks = read_texts(self.data, self.encoding)
         idle = [("hidden", self.hidden != self.embedding), ("dropout_between", self.dropout_between > 0)]
         if names := [name for name, is_set in idle if is_set and self.layers == 1]:
             none = f"with one layer, which is as wide as the embedding, {' and '.join(names)} had no effect."
             self.remarks += (none,)
-        parts = dict(texts.parts)
-        sizes = {"train": self.batch_size, "validation": _EVALUATION_BATCH, "test": _EVALUATION_BATCH}
-        least = 2  # characters in a row: one to read, one to predict
-        for part, rows in sizes.items():
-            if len(parts[part]) < least * rows:
-                raise ValueError(
-                    f"chars: the {part} part has {len(parts[part])} characters, but needs at least "
-                    f"{least * rows} ({rows} rows of {least}): the text is empty, truncated, or too short."
-                )
         if self.full:
             parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
-        self.rows = {part: self._in_rows(torch.from_numpy(parts[part]), n) for part, n in sizes.items()}
-
-    def _texts(self) -> Texts:
-        if self.data is None and self.download:
-            raise ValueError("chars: download is True, but data is not given: it must be the folder for the files.")
-        if self.data is None:
-            return python_documentation()
-        if self.download:
-            download_penn_treebank(self.data)
-        return read_texts(self.data, self.encoding)
-
-    def _in_rows(self, tokens: Tensor, rows: int) -> Tensor:
-        """Return a text as columns, (time, rows), so that a step reads a piece of each."""
-        length = len(tokens) // rows
-        return tokens[: length * rows].view(rows, length).t().contiguous().to(self.device)
+        self.rows: dict[str, Tensor] = {}  # columns, (time, rows), so that a step reads a piece of each
+        for part, tokens in parts.items():
+            rows = self.batch_size if part == "train" else _EVALUATION_BATCH
+            length = len(tokens) // rows
+            if length < 2:  # one to read, one to predict
+                raise ValueError(
+                    f"chars: the {part} part has {len(tokens)} characters, but needs at least {2 * rows} "
+                    f"({rows} rows of 2): the text is empty, truncated, or too short."
+                )
+            columns = torch.from_numpy(tokens[: length * rows]).view(rows, length).t()
+            self.rows[part] = columns.contiguous().to(self.device)
 
     def fingerprint(self) -> str:
         """Return a digest of the text."""

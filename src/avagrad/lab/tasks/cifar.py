@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from avagrad.lab.data.cifar import SIDE, WANTED, Images, download_cifar, read_images
+from avagrad.lab.data.cifar import SIDE, WANTED, download_cifar, read_images
 from avagrad.lab.models.small import SmallConv
 from avagrad.lab.models.wide_resnet import WideResNet
 from avagrad.lab.tasks.base import Batch, stream
@@ -41,12 +41,7 @@ class Epoch(NamedTuple):
 
 
 def draw_moves(images: int, seed: int) -> Tensor:
-    """Draw the augmentation of so many images, one row for each field of :class:`Moves`.
-
-    >>> moves = draw_moves(1000, seed=0)
-    >>> moves.shape, [(row.min().item(), row.max().item()) for row in moves]
-    (torch.Size([4, 1000]), [(0, 999), (0, 1), (0, 8), (0, 8)])
-    """
+    """Draw the augmentation of so many images, one row for each field of :class:`Moves`."""
     generator = torch.Generator().manual_seed(seed)
     chosen = torch.randperm(images, generator=generator)
     flipped = torch.randint(2, (1, images), generator=generator)
@@ -55,13 +50,7 @@ def draw_moves(images: int, seed: int) -> Tensor:
 
 
 def crop(padded: Tensor, moves: Moves) -> Tensor:
-    """Crop the chosen images from the padded ones, (images, height, width, channels), and flip those to be flipped.
-
-    >>> padded = torch.arange(40 * 40).reshape(1, 40, 40, 1)
-    >>> both = crop(padded, Moves(*torch.tensor([[0, 0], [0, 1], [2, 2], [5, 5]])))
-    >>> both.shape, both[:, 0, 0, 0] - 2 * 40
-    (torch.Size([2, 32, 32, 1]), tensor([ 5, 34]))
-    """
+    """Crop the chosen images from the padded ones, (images, height, width, channels), and flip those to be flipped."""
     _, height, width, channels = padded.shape
     steps = torch.arange(SIDE, device=padded.device)
     rows, columns = moves.down[:, None] + steps, moves.right[:, None] + steps
@@ -80,19 +69,6 @@ class Cifar(Classification):
     A tenth of the training images, the same for every seed, is for validation: 45,000 and 5,000 of the complete set.
     Training images are flipped with probability 1/2, padded by 4 black pixels, and cropped at random; all are
     normalised by each channel's mean and standard deviation over the images that are trained on.
-
-    >>> import tempfile
-    >>> from pathlib import Path
-    >>> with tempfile.TemporaryDirectory() as folder:
-    ...     for name in ("1", "2", "3", "4", "5"):
-    ...         _ = Path(folder, f"data_batch_{name}.bin").write_bytes(bytes(3073) * 20)
-    ...     _ = Path(folder, "test_batch.bin").write_bytes(bytes(3073) * 30)
-    ...     task = Cifar(data=folder, batch_size=25, model="wrn-10-1")
-    >>> task.steps_per_epoch, {part: len(labels) for part, (_, labels) in task.parts.items()}
-    (3, {'train': 90, 'validation': 10, 'test': 30})
-    >>> images, labels = task.batch(task.order(0), 2)
-    >>> images.shape, labels.shape
-    (torch.Size([25, 3, 32, 32]), torch.Size([25]))
     """
 
     name: ClassVar[str] = "cifar"
@@ -102,30 +78,18 @@ class Cifar(Classification):
 
     def __post_init__(self) -> None:
         self.require("classes", self.classes in (10, 100), "10 or 100")
-        self.size = None if self.model == "small" else self._size()
+        found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", self.model, re.ASCII)
+        self.depth, self.width = (int(number) for number in found.groups()) if found else (0, 0)
+        deep = "wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a width W of at least 1"
+        allowed = f"{deep}, such as wrn-28-4 and wrn-28-10; or small, three convolutions"
+        self.require("model", self.model == "small" or (self.depth >= 10 and self.depth % 6 == 4), allowed)
         self.whole_epochs = self.on_cuda
         if self.data is None:
             raise ValueError(f"cifar: data is not given, but must be: the task has no default data. {WANTED}")
         if self.download:
             download_cifar(self.data, self.classes)
-        images = read_images(self.data, self.classes)
-        self.remarks = images.remarks
-        self._take(images)
-        self.check_batch_size()
-
-    def _size(self) -> tuple[int, int]:
-        """Return depth and width of a Wide ResNet from its name."""
-        found = re.fullmatch(r"wrn-([1-9]\d{0,3})-([1-9]\d{0,3})", self.model, re.ASCII)
-        depth, width = (int(number) for number in found.groups()) if found else (0, 0)
-        deep = "wrn-D-W, with a depth D of 10, 16, 22, 28, ... (6n + 4) and a width W of at least 1"
-        allowed = f"{deep}, such as wrn-28-4 and wrn-28-10; or small, three convolutions"
-        self.require("model", depth >= 10 and depth % 6 == 4, allowed)
-        return depth, width
-
-    def _take(self, images: Images) -> None:
-        """Split the images, move them to the device, and compute the mean and the standard deviation."""
-        pixels, labels = (torch.from_numpy(array) for array in images.train)
-        tests, test_labels = (torch.from_numpy(array) for array in images.test)
+        train_part, test_part, self.remarks = read_images(self.data, self.classes)
+        pixels, labels = map(torch.from_numpy, train_part)
         if len(labels) < 10:
             raise ValueError(f"cifar: there are {len(labels)} images besides the test part, but must be at least 10.")
         shuffled = torch.randperm(len(labels), generator=torch.Generator().manual_seed(stream(0, "cifar", "parts")))
@@ -134,27 +98,33 @@ class Cifar(Classification):
             train = torch.cat([train, validation])
         chosen = pixels.index_select(0, train)
         # Bytes are normalised in at least 32 bits, then rounded once.
-        self.mean, self.std = (value.to(self.device, self.wide) for value in _statistics(chosen))
+        self.mean, self.std = _statistics(chosen).to(self.device, self.wide)
         side = SIDE + 2 * PAD
         self.padded = torch.zeros(len(train), side, side, 3, dtype=torch.uint8, device=self.device)
         inside = self.padded[:, PAD:-PAD, PAD:-PAD]
         inside.copy_(chosen)
-        self.parts = {
-            "train": (inside, labels[train].to(self.device)),
-            "validation": (pixels[validation].to(self.device), labels[validation].to(self.device)),
-            "test": (tests.to(self.device), test_labels.to(self.device)),
+        parts = {
+            "train": (inside, labels[train]),
+            "validation": (pixels[validation], labels[validation]),
+            "test": map(torch.from_numpy, test_part),
         }
+        self.parts = {name: tuple(tensor.to(self.device) for tensor in part) for name, part in parts.items()}
+        self.check_batch_size()
 
     def build(self) -> nn.Module:
         """Make the model, on the CPU, from torch's global generator."""
-        return SmallConv(self.classes) if self.size is None else WideResNet(*self.size, self.classes)
+        if self.model == "small":
+            return SmallConv(self.classes)
+        return WideResNet(self.depth, self.width, self.classes)
 
     def order(self, epoch: int) -> Epoch:
         """Return an epoch: a function only of the seed and the number."""
         images, labels = self.parts["train"]
         drawn = draw_moves(len(images), stream(self.seed, "order", epoch)).to(self.device)
-        moves = Moves(*drawn[:, : self.steps_per_epoch * self.batch_size])
-        made = self._made_in_chunks(moves) if self.whole_epochs else None
+        drawn = drawn[:, : self.steps_per_epoch * self.batch_size]
+        moves, made = Moves(*drawn), None
+        if self.whole_epochs:
+            made = torch.cat([self._made(Moves(*some)) for some in torch.split(drawn, _CHUNK, dim=1)])
         return Epoch(moves, labels[moves.chosen], made)
 
     def batch(self, order: Any, index: int) -> Batch:
@@ -168,16 +138,6 @@ class Cifar(Classification):
     def _made(self, moves: Moves) -> Tensor:
         return self._normalised(crop(self.padded, moves))
 
-    def _made_in_chunks(self, moves: Moves) -> Tensor:
-        count = len(moves.chosen)
-        made = torch.empty(
-            (count, 3, SIDE, SIDE), dtype=self.dtype, device=self.device, memory_format=self.memory_format
-        )
-        for start in range(0, count, _CHUNK):
-            part = slice(start, start + _CHUNK)
-            made[part] = self._made(Moves(*(row[part] for row in moves)))
-        return made
-
     def _normalised(self, images: Tensor) -> Tensor:
         """Convert bytes, (images, height, width, 3), to the model's input, (images, 3, height, width)."""
         values = images.to(self.wide).sub_(self.mean).div_(self.std).to(self.dtype)
@@ -185,17 +145,16 @@ class Cifar(Classification):
 
     def scores(self, model: nn.Module, part: str) -> tuple[Tensor, Tensor]:
         """Return loss and error on the "validation" or the "test" part, on the device; the model is in eval mode."""
-        images, labels = self.parts[part]
+        count = len(self.parts[part][1])
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
-        for start in range(0, len(labels), _EVALUATION_BATCH):
-            right = labels[start : start + _EVALUATION_BATCH]
-            scores = model(self._normalised(images[start : start + _EVALUATION_BATCH])).to(self.wide)
+        for some, right in zip(*(torch.split(each, _EVALUATION_BATCH) for each in self.parts[part]), strict=True):
+            scores = model(self._normalised(some)).to(self.wide)
             loss = F.cross_entropy(scores, right, reduction="sum")
             sums = sums + torch.stack([loss, (scores.argmax(1) != right).sum()])
-        return sums[0] / len(labels), 100 * sums[1] / len(labels)
+        return sums[0] / count, 100 * sums[1] / count
 
 
-def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
+def _statistics(images: Tensor) -> Tensor:
     """Return mean and standard deviation of each channel, from a histogram of its bytes."""
     values = torch.arange(256, dtype=torch.float64)
     found = []
@@ -203,6 +162,5 @@ def _statistics(images: Tensor) -> tuple[Tensor, Tensor]:
         shares = torch.bincount(channel.flatten(), minlength=256).double() / channel.numel()
         mean = shares @ values
         std = (shares @ (values - mean).square()).sqrt()
-        found.append(torch.stack([mean, std if std > 0 else torch.ones_like(std)]))  # all values are equal
-    means, stds = torch.stack(found, 1)
-    return means, stds
+        found.append((mean.item(), std.item() or 1.0))  # 0 if all values are equal
+    return torch.tensor(found, dtype=torch.float64).t().contiguous()

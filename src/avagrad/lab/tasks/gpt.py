@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
-from avagrad.lab.data.texts import python_documentation, read_texts
-from avagrad.lab.data.tokens import has_token_files, read_tokens
+from avagrad.lab.data.texts import read_texts, read_tokens
 from avagrad.lab.models.gpt import GPT
 from avagrad.lab.tasks.base import Batch, Carry, Task, digest, stream
 
@@ -30,11 +29,6 @@ class Gpt(Task):
     ``data`` is a text file, a folder of Penn Treebank's files, or a folder with ``train.bin`` and ``val.bin`` (uint16
     tokens). The windows of a pass over the data do not overlap and are in random order; each pass has another
     offset. An epoch is ``steps`` batches, after which the loss is evaluated; 0 is a whole pass.
-
-    >>> task = Gpt(batch_size=4, context=8)
-    >>> inputs, targets = task.batch(task.order(0), 0)
-    >>> inputs.shape, bool((inputs[:, 1:] == targets[:, :-1]).all())
-    (torch.Size([4, 8]), True)
     """
 
     name: ClassVar[str] = "gpt"
@@ -61,11 +55,11 @@ class Gpt(Task):
         parts = self._read()
         if self.full:
             parts["train"] = numpy.concatenate([parts["train"], parts["validation"]])
-        wanted = {"train": 2 * self.context + 1, "validation": self.context + 1, "test": self.context + 1}
-        for part, least in wanted.items():
-            if len(parts[part]) < least:
+        for part, tokens in parts.items():
+            least = (2 if part == "train" else 1) * self.context + 1
+            if len(tokens) < least:
                 raise ValueError(
-                    f"gpt: the {part} part has {len(parts[part])} tokens, but needs at least {least} for a context of "
+                    f"gpt: the {part} part has {len(tokens)} tokens, but needs at least {least} for a context of "
                     f"{self.context}: the text is empty, truncated, or too short."
                 )
         self.parts = {part: self._placed(tokens) for part, tokens in parts.items()}
@@ -83,18 +77,17 @@ class Gpt(Task):
                 f"gpt: data is {self.data!r}, which does not exist, but must be a text file, or a folder with "
                 "train.bin and val.bin, or with Penn Treebank's files."
             )
-        if self.data is not None and has_token_files(self.data):
-            parts: dict[str, Any] = dict(read_tokens(self.data))
+        if self.data is not None and (parts := read_tokens(self.data)):
             self.remarks = ("the second half of val.bin is the test part.",)
-            largest = max(_largest(tokens) for tokens in parts.values())
+            largest = max(int(tokens.max(initial=0)) for tokens in parts.values())
             allowed = f"at least {largest + 1}, or 0: there is the token {largest} in {self.data!r}"
             self.require("vocabulary", not 0 < self.vocabulary <= largest, allowed)
             self.size = self.vocabulary or largest + 1
             return parts
         self.require("vocabulary", self.vocabulary == 0, "0 for a text")
-        texts = python_documentation() if self.data is None else read_texts(self.data, self.encoding)
+        texts = read_texts(self.data, self.encoding)
         self.size, self.remarks = len(texts.alphabet), texts.remarks
-        return dict(texts.parts)
+        return texts.parts
 
     def _placed(self, tokens: Any) -> Tensor:
         if tokens.dtype.itemsize > 2:
@@ -120,14 +113,13 @@ class Gpt(Task):
     def order(self, epoch: int) -> Tensor:
         """Return the start positions of an epoch's windows, a row for each batch."""
         count = self.steps_per_epoch * self.batch_size
-        first, starts = epoch * count, []
-        for number in range(first // self.windows, (first + count - 1) // self.windows + 1):
+        begin, starts = epoch * count % self.windows, []
+        for number in range(epoch * count // self.windows, ((epoch + 1) * count - 1) // self.windows + 1):
             generator = torch.Generator().manual_seed(stream(self.seed, "order", number))
             offset = torch.randint(self.context, (), generator=generator)
-            windows = torch.randperm(self.windows, generator=generator) * self.context + offset
-            begin = number * self.windows
-            starts.append(windows[max(0, first - begin) : first + count - begin])
-        return torch.cat(starts).view(-1, self.batch_size).to(self.parts["train"].device)
+            starts.append(torch.randperm(self.windows, generator=generator) * self.context + offset)
+        chosen = torch.cat(starts)[begin : begin + count]
+        return chosen.view(-1, self.batch_size).to(self.parts["train"].device)
 
     def batch(self, order: Tensor, index: int) -> Batch:
         """Return one batch of an epoch: windows, and the same windows shifted by one token."""
@@ -189,7 +181,3 @@ class Gpt(Task):
 
 def _unsigned(tokens: Tensor) -> Tensor:
     return tokens.long() & 0xFFFF if tokens.dtype == torch.int16 else tokens.long()
-
-
-def _largest(tokens: Any) -> int:
-    return max((int(tokens[i : i + _PIECE].max()) for i in range(0, len(tokens), _PIECE)), default=0)
