@@ -6,13 +6,14 @@ import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from avagrad.lab.folder import RESULT, RunFolder, read_metrics
-from avagrad.lab.queue import Entry, main, read_queue, run_queue
+from avagrad.lab.queue import main, read_queue, run_queue
 from avagrad.lab.run import Callback
 
 LIST = """
@@ -31,14 +32,14 @@ def file(tmp_path: Path) -> Path:
     return tmp_path / "list.txt"
 
 
-def outcome(folder: Path, entries: list[Entry]) -> list[Any]:
+def outcome(folder: Path, configs: Iterable[str]) -> list[Any]:
     """Return all that the runs leave, but for times."""
     found = []
-    for entry in entries:
-        result = RunFolder(folder / entry.name).read_result()
+    for name in configs:
+        result = RunFolder(folder / name).read_result()
         assert result is not None
-        rows = read_metrics(folder / entry.name)
-        assert not (folder / entry.name / "checkpoint.pt").exists()
+        rows = read_metrics(folder / name)
+        assert not (folder / name / "checkpoint.pt").exists()
         found.append([{key: value for key, value in row.items() if key != "seconds"} for row in [result, *rows]])
     return found
 
@@ -55,8 +56,8 @@ def lines_of_metrics(out: Path) -> int:
 
 @pytest.mark.slow
 def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -> None:
-    entries = read_queue(file)
-    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
+    configs = read_queue(file)
+    assert len(list(run_queue(configs, tmp_path / "whole"))) == 4
     out = tmp_path / "parts"
     for kill in range(3):
         before = lines_of_metrics(out)
@@ -67,7 +68,7 @@ def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -
         process.communicate()
     said, _ = start(file, out).communicate()
     assert "4 of 4 runs are finished" in said
-    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+    assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
     again, _ = start(file, out).communicate()  # nothing is left to do
     assert "finished in" in again
     assert "finished\n" not in again
@@ -75,19 +76,19 @@ def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -
 
 @pytest.mark.slow
 def test_two_at_once_share_the_list(file: Path, tmp_path: Path) -> None:
-    entries, out = read_queue(file), tmp_path / "shared"
+    configs, out = read_queue(file), tmp_path / "shared"
     processes = [start(file, out) for _ in range(2)]
     said = [process.communicate()[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
     shares = [{line.split(":")[0] for line in text.splitlines() if line.endswith(": finished")} for text in said]
-    assert set.union(*shares) == {entry.name for entry in entries}
-    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
-    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+    assert set.union(*shares) == configs.keys()
+    assert len(list(run_queue(configs, tmp_path / "whole"))) == 4
+    assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
 
 
 def test_it_ends_in_time_and_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands at the deadline when the second step of the third run is done."""
-    entries, out, clock = read_queue(file), tmp_path / "out", time.monotonic
+    configs, out, clock = read_queue(file), tmp_path / "out", time.monotonic
 
     class Late(Callback):
         runs = 0
@@ -99,13 +100,13 @@ def test_it_ends_in_time_and_goes_on(file: Path, tmp_path: Path, monkeypatch: py
             if self.runs == 3 and done == 2:
                 monkeypatch.setattr(time, "monotonic", lambda: clock() + 3600)
 
-    assert len(list(run_queue(entries, out, minutes=30, callback=Late()))) == 2
+    assert len(list(run_queue(configs, out, minutes=30, callback=Late()))) == 2
     monkeypatch.setattr(time, "monotonic", clock)
-    assert [entry.is_finished(out) for entry in entries] == [True, True, False, False]
-    assert (out / entries[2].name / "checkpoint.pt").exists()
-    assert len(list(run_queue(entries, out))) == 2
-    assert len(list(run_queue(entries, tmp_path / "whole"))) == 4
-    assert outcome(out, entries) == outcome(tmp_path / "whole", entries)
+    assert [(out / name / RESULT).exists() for name in configs] == [True, True, False, False]
+    assert (out / list(configs)[2] / "checkpoint.pt").exists()
+    assert len(list(run_queue(configs, out))) == 2
+    assert len(list(run_queue(configs, tmp_path / "whole"))) == 4
+    assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
 
 
 @pytest.mark.parametrize(
@@ -147,11 +148,11 @@ def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.Captu
 
 def test_a_checkpoint_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
     (tmp_path / "queue.txt").write_text("digits --epochs 1 --out only\n")
-    entries = read_queue(tmp_path / "queue.txt")
-    list(run_queue(entries, tmp_path))
+    configs = read_queue(tmp_path / "queue.txt")
+    list(run_queue(configs, tmp_path))
     checkpoint = tmp_path / "only" / "checkpoint.pt"
     checkpoint.touch()
-    assert list(run_queue(entries, tmp_path)) == []
+    assert list(run_queue(configs, tmp_path)) == []
     assert not checkpoint.exists()
 
 

@@ -20,12 +20,12 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from avagrad.lab.checks import require
+from avagrad.checks import require
 from avagrad.lab.command import Lines, guarded
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT, RESULT, RunFolder
@@ -34,7 +34,7 @@ from avagrad.lab.run import Callback, check_same_run
 from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 
-__all__ = ["Entry", "read_queue", "run_queue"]
+__all__ = ["read_queue", "run_queue"]
 
 _EXCLUDED = ("resume", "save_every", "download", "dry_run")
 QUEUE_OPTIONS = [
@@ -50,35 +50,19 @@ class _Parser(argparse.ArgumentParser):
         raise ValueError(message)
 
 
-@dataclass(frozen=True)
-class Entry:
-    """A run of a queue: its folder, relative to that of the queue, and its settings.
-
-    >>> Entry("a", None).is_finished(Path("nowhere"))
-    False
-    """
-
-    name: str
-    config: Config
-
-    def is_finished(self, out: Path) -> bool:
-        """Return whether the run has ended."""
-        return (out / self.name / RESULT).exists()
-
-
-def read_queue(file: str | Path) -> list[Entry]:
-    r"""Return the runs of a file, in its order; an error names the number of the line.
+def read_queue(file: str | Path) -> dict[str, Config]:
+    r"""Return the runs of a file, by the names of their folders; an error names the number of the line.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
     ...     _ = Path(place, "a").write_text("# two\ndigits --seed 1 --out first\ndigits --optimizer adam\n")
-    ...     [entry.name for entry in read_queue(Path(place, "a"))]
+    ...     list(read_queue(Path(place, "a")))
     ['first', 'digits-adam-seed0-...']
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     parser.add_argument("task")
     add_options(parser, [option for option in OPTIONS.values() if option.name not in _EXCLUDED])
-    entries: dict[str, Entry] = {}
+    configs: dict[str, Config] = {}
     for number, line in enumerate(Path(file).read_text().splitlines(), 1):
         try:
             arguments = shlex.split(line, comments=True)
@@ -89,13 +73,13 @@ def read_queue(file: str | Path) -> list[Entry]:
         except ValueError as error:
             raise ValueError(f"line {number} of {file}: {error}") from error
         name = os.path.normpath(given["out"] or _name(config))
-        if name in entries:
+        if name in configs:
             raise ValueError(
                 f"line {number} of {file}: the run {name!r} appears twice, but must appear once; lines that differ "
                 "only in --data or --threads need different --out."
             )
-        entries[name] = Entry(name, config)
-    return list(entries.values())
+        configs[name] = config
+    return configs
 
 
 def _name(config: Config) -> str:
@@ -106,34 +90,31 @@ def _name(config: Config) -> str:
 
 
 def run_queue(
-    entries: Sequence[Entry],
+    configs: Mapping[str, Config],
     out: str | Path,
     *,
     minutes: float | None = None,
     save_every: float = 30.0,
     callback: Callback | None = None,
-) -> Iterator[tuple[Entry, dict[str, Any]]]:
-    """Run what is not finished, and yield each run with its result; end when the time is over, or nothing is left.
+) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Run what is not finished, until the time is over, and yield the name of each run with its result.
 
     A run that fails is yielded with the status "failed" and the ``error``, and the others go on.
 
-    >>> list(run_queue([], "nowhere", minutes=0.0))
+    >>> list(run_queue({}, "nowhere", minutes=0.0))
     []
     """
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    place = Path(out)
-    for entry in entries:
-        folder = place / entry.name
+    for name, config in configs.items():
+        folder = Path(out, name)
         if deadline is not None and time.monotonic() >= deadline:
             return
         try:
-            if entry.is_finished(place):
-                check_same_run(entry.config, RunFolder(folder))
+            if (folder / RESULT).exists():
+                check_same_run(config, RunFolder(folder))
                 (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a process that was killed just before this
                 continue
-            result = train(
-                entry.config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline
-            )
+            result = train(config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline)
         except BlockingIOError:  # another process is running it
             continue
         except Stopped:
@@ -141,10 +122,10 @@ def run_queue(
                 return
             raise
         except Exception as error:
-            yield entry, {"status": "failed", "error": error}
+            yield name, {"status": "failed", "error": error}
             continue
         (folder / CHECKPOINT).unlink(missing_ok=True)
-        yield entry, result
+        yield name, result
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -162,20 +143,20 @@ def run_file(
 ) -> int:
     """Process a queue and print the results; return the exit code of the command."""
     require(minutes is None or minutes > 0, "minutes", minutes, "a number above 0")
-    entries = read_queue(file)
+    configs = read_queue(file)
     place = out or file.with_suffix("")
     require(place != file, "out", out, f"given, since {file} has no suffix")
     failed = set()
     if not dry_run:
-        for entry, result in run_queue(entries, place, minutes=minutes, save_every=save_every, callback=callback):
-            print(f"{entry.name}: {result['status']}", flush=True)
+        for name, result in run_queue(configs, place, minutes=minutes, save_every=save_every, callback=callback):
+            print(f"{name}: {result['status']}", flush=True)
             if result["status"] == "failed":
-                failed.add(entry.name)
+                failed.add(name)
                 error = result["error"]
                 expected = isinstance(error, (ValueError, OSError))
                 print("".join(traceback.format_exception(error)) if not expected else error, file=sys.stderr)
-    left = [entry.name for entry in entries if entry.name in failed or not entry.is_finished(place)]
-    print(f"{len(entries) - len(left)} of {len(entries)} runs are finished in {place}")
+    left = [name for name in configs if name in failed or not (place / name / RESULT).exists()]
+    print(f"{len(configs) - len(left)} of {len(configs)} runs are finished in {place}")
     for name in left:
         print(f"left: {name}")
     return 1 if failed else 0
