@@ -65,11 +65,7 @@ def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str
 
 
 class Lines(Callback):
-    """Prints a line for each record.
-
-    >>> Lines(sys.stdout).on_record({"step": 9, "epoch": 1, "loss": 0.5, "error": 2.0, "lr": 0.1, "seconds": 3.0})
-    epoch 1  step 9  loss 0.5  error 2  lr 0.1  3.0 s
-    """
+    """Prints a line for each record."""
 
     def __init__(self, stream: Any = None) -> None:
         self.stream = stream or sys.stderr

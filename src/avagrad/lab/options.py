@@ -127,11 +127,7 @@ def _milestones(text: str) -> tuple[int, ...]:
 
 
 def config_from(task: str, given: Mapping[str, Any]) -> Config:
-    """Return the Config of command-line options; ``given`` has names of OPTIONS, None for one that is not given.
-
-    >>> config_from("digits", {"milestones": "2,4", "option": ["model=conv"]}).milestones
-    (2, 4)
-    """
+    """Return the Config of command-line options; ``given`` has names of OPTIONS, None for one that is not given."""
     others = ("optimizer", "preset", "seed", "data", "device", "precision", "compile", "deterministic")
     settings = {name: given[name] for name in (*SETTINGS, *others) if given.get(name) is not None}
     if "milestones" in settings:
@@ -149,17 +145,7 @@ def config_from(task: str, given: Mapping[str, Any]) -> Config:
 
 
 def describe(config: Config) -> str:
-    """Return each setting of a run with its source.
-
-    >>> print(describe(config_from("digits", {"epochs": 5, "option": ["model=conv"]})))
-    digits, avagrad, preset quick, seed 0, on cpu
-    lr: 0.5 (ours)
-    ...
-    epochs: 5 (given)
-    ...
-    model: conv (given)
-    ...
-    """
+    """Return each setting of a run with its source."""
     settings = config.as_json()
     nested = {**settings.pop("task_options"), **settings.pop("optimizer_options")}
     lines = [f"{config.task}, {config.optimizer}, preset {config.preset}, seed {config.seed}, on {config.device}"]

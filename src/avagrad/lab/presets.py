@@ -95,9 +95,5 @@ OWN = {
 
 
 def default_preset(task: str) -> str:
-    """Return the default preset of a task: the first one.
-
-    >>> default_preset("digits"), default_preset("my_module:MyTask")
-    ('quick', 'none')
-    """
+    """Return the default preset of a task: the first one."""
     return next(iter(PRESETS.get(task, OWN)))

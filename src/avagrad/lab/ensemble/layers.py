@@ -78,10 +78,6 @@ def stackable(model: nn.Module, *, in_products: bool = False) -> nn.Module:
     """Return the model with its layers changed to ones that run under vmap; parameters and buffers are unchanged.
 
     With ``in_products`` convolutions are matrix products: faster on a GPU, and with a compiler.
-
-    >>> model = stackable(nn.Sequential(nn.Conv2d(1, 2, 3), nn.ReLU()), in_products=True)
-    >>> type(model[0]).__name__
-    'ProductConv'
     """
     for layer in model.modules():
         if isinstance(layer, CharLSTM | GPT):

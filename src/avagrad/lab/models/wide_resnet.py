@@ -41,10 +41,6 @@ class WideResNet(nn.Module):
     [5849050, 36479194]
     >>> WideResNet(10, 1, classes=100)(torch.zeros(2, 3, 32, 32)).shape
     torch.Size([2, 100])
-    >>> WideResNet(27, 4)
-    Traceback (most recent call last):
-    ...
-    ValueError: depth is 27, but must be 6n + 4 with n of at least 1: 10, 16, 22, 28, 34, 40, ...
     """
 
     def __init__(self, depth: int = 28, width: int = 4, classes: int = 10) -> None:
