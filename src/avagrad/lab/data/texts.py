@@ -107,14 +107,17 @@ def _read(path: Path, encoding: str) -> str:
 
 def _encode(texts: list[str]) -> tuple[str, list[Tokens]]:
     """Return the alphabet of several texts, and their tokens."""
-    code_points = [numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32) for text in texts]
     occurs = numpy.zeros(0x110000, bool)
-    for each in code_points:
-        occurs[each] = True
+    for text in texts:
+        occurs[_code_points(text)] = True
     alphabet = numpy.flatnonzero(occurs)
     dtype = numpy.min_scalar_type(max(len(alphabet) - 1, 0))
     token_of = (occurs.cumsum() - 1).astype(dtype)  # by code point
-    return "".join(map(chr, alphabet)), [token_of[each] for each in code_points]
+    return "".join(map(chr, alphabet)), [token_of[_code_points(text)] for text in texts]
+
+
+def _code_points(text: str) -> Tokens:
+    return numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32)
 
 
 def read_tokens(folder: str | Path) -> dict[str, Tokens] | None:
