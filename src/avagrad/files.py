@@ -2,7 +2,7 @@
 
 import math
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -56,7 +56,7 @@ def plain(value: Any) -> Any:
     >>> plain({"loss": math.nan, "lr": 0.1, "milestones": (1, 2)})
     {'loss': None, 'lr': 0.1, 'milestones': [1, 2]}
     """
-    if isinstance(value, dict):
+    if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]

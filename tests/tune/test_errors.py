@@ -11,6 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import numpy
 import optuna
 import pytest
 from objectives import Bad, Gated, bowl, lr_only, raises
@@ -74,6 +75,12 @@ def test_arguments(wrong: dict[str, Any], sentence: str, tmp_path: Path, monkeyp
     assert sentence in str(error.value)
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())  # nothing was made
+
+
+def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
+    number, storage = numpy.float32(30), tmp_path / "a.journal"
+    result = tune(lr_only, lr=[1, 2, 3], storage=storage, lease=number, margin=numpy.float32(0.5))  # type: ignore[arg-type]
+    assert result.best is not None
 
 
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ import json
 import math
 import os
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -131,6 +132,12 @@ def test_a_file_that_is_empty_or_missing(tmp_path: Path) -> None:
         read_records(tmp_path / "b")
     with pytest.raises(ValueError, match="direction is 'up', but must be 'minimize' or 'maximize'"):
         read_records(tmp_path / "a", direction="up")
+
+
+def test_facts_may_have_any_mapping_inside(tmp_path: Path) -> None:
+    facts = {"settings": MappingProxyType({"betas": (0.9, math.nan)})}
+    write_records(tmp_path / "a", [Record(1, None, value=1, facts=facts)])
+    assert read_records(tmp_path / "a")[0].facts == {"settings": {"betas": [0.9, None]}}
 
 
 def test_a_write_that_fails_leaves_the_old_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -106,6 +106,7 @@ def tune(
     space = Space(*axes_of(lr, eps, optimizer))
     start = space.start(start_lr, start_eps, optimizer)
     _check(objective, method, direction, workers, timeout, retries, margin, slots_per_gpu, lease)
+    margin, lease = float(margin), float(lease)  # NumPy's are not JSON serializable
     pruner_named(pruner)
     seeds = _seeds(seeds)
     if timeout is not None and workers == 0 and ray is None:
