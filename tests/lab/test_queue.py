@@ -128,9 +128,16 @@ def test_a_bad_line_is_named(line: str, says: str, tmp_path: Path, capsys: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["list.txt"]
 
 
-def test_bad_times_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main([str(file), "--minutes", "0"]) == 2
-    assert "minutes is 0.0, but must be a number above 0." in capsys.readouterr().err
+def test_bad_options_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    before = file.read_bytes()
+    for option, value, says in (
+        ("--minutes", "0", "minutes is 0.0, but must be a number above 0."),
+        ("--save-every", "-1", "save_every is -1.0, but must be a number of seconds of at least 0."),
+        ("--out", str(file), f"out is {str(file)!r}, but must be another path than that of the queue's file."),
+    ):
+        assert main([str(file), option, value, "--dry-run"]) == 2
+        assert says in capsys.readouterr().err
+    assert file.read_bytes() == before
 
 
 def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

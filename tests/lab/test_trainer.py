@@ -19,6 +19,7 @@ from short_runs import SMALL_CHARS, StopAt, assert_same, text, timeless
 
 import avagrad
 from avagrad.files import write_atomic
+from avagrad.lab.command import resume_run
 from avagrad.lab.config import Config, configure
 from avagrad.lab.folder import RunFolder, read_metrics
 from avagrad.lab.methods import METHODS
@@ -421,6 +422,29 @@ def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path, name: str, c
     refused(tmp_path / "run", small("digits"), ValueError, str(tmp_path / "run"), resume=True)
 
 
+def test_a_checkpoint_of_another_version_says_what_to_do(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", callback=StopAt(3))
+    torch.save({"metrics_bytes": 0, "about": {}}, tmp_path / "run" / "checkpoint.pt")
+    says = ("is of another run or of another version", "to start the run again from its beginning, remove it")
+    refused(tmp_path / "run", small("digits"), ValueError, *says, resume=True)
+    (tmp_path / "run" / "checkpoint.pt").unlink()
+    assert train(small("digits"), tmp_path / "run", resume=True)["status"] == "finished"
+
+
+def test_an_option_of_an_earlier_version_is_named(tmp_path: Path) -> None:
+    with pytest.raises(Stopped):
+        train(small("digits"), tmp_path / "run", callback=StopAt(3))
+    config = tmp_path / "run" / "config.json"
+    written = json.loads(config.read_text())
+    written["config"]["task_options"]["hidden"] = 7
+    config.write_text(json.dumps(written))
+    before = contents(tmp_path / "run")
+    with pytest.raises(ValueError, match="digits: an option is 'hidden', which is not known"):
+        resume_run(tmp_path / "run")
+    assert contents(tmp_path / "run") == before
+
+
 def test_a_start_that_fails_leaves_the_folder_free(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(task_class("digits"), "build", lambda task: 1 / 0)
     with pytest.raises(ZeroDivisionError):
@@ -537,6 +561,7 @@ def test_a_checkpoint_is_synced_before_it_is_renamed(tmp_path: Path, monkeypatch
             {"optimizer": "adam", "optimizer_options": {"betas": (0.9,)}},
             "betas is (0.9,), but must be 2 finite",
         ),
+        ({"optimizer_options": {"betas": 0.9}}, "betas is 0.9, but must be 2 finite numbers, as [0.9, 0.999]"),
         ({"optimizer_options": {"norm": 2.5}}, "norm is 2.5, but must be a whole number"),
         ({"optimizer_options": {"lr": 7}}, "lr is given as an option of the optimizer, but must be a separate setting"),
         ({"optimizer_options": {"capturable": True}}, "but is set by the trainer"),

@@ -70,10 +70,10 @@ class Method:
         default = parameter.default
         if type(default) is int and "float" in str(parameter.annotation):
             default = float(default)  # torch's momentum: float = 0
-        require_like(f"{self.name}: {name}", value, default)
         if isinstance(default, tuple):
-            fits = len(value) == len(default) and all(map(is_number, value))
+            fits = isinstance(value, (tuple, list)) and len(value) == len(default) and all(map(is_number, value))
             require(fits, f"{self.name}: {name}", value, f"{len(default)} finite numbers, as {list(default)}")
+        require_like(f"{self.name}: {name}", value, default)
 
     def build(self, params: ParamsT, options: Mapping[str, Any], *, on_cuda: bool = False) -> Optimizer:
         """Make the optimizer; the error about an unknown option names the nearest known one.

@@ -143,8 +143,10 @@ def run_file(
 ) -> int:
     """Process a queue and print the results; return the exit code of the command."""
     require(minutes is None or minutes > 0, "minutes", minutes, "a number above 0")
+    require(save_every >= 0, "save_every", save_every, "a number of seconds of at least 0")
     configs = read_queue(file)
     place = out or file.with_suffix("")
+    require(out != file, "out", str(out), "another path than that of the queue's file")
     require(place != file, "out", out, f"given, since {file} has no suffix")
     failed = set()
     if not dry_run:

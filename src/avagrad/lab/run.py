@@ -138,7 +138,10 @@ class Run(ABC):
             try:
                 self.load_state_dict(state)
             except (KeyError, TypeError, AttributeError, RuntimeError) as error:
-                raise ValueError(f"the checkpoint in {self.folder.path} is not from this run ({error!r}).") from error
+                raise ValueError(
+                    f"the checkpoint in {self.folder.path} is of another run or of another version ({error!r}); to "
+                    "start the run again from its beginning, remove it."
+                ) from error
         return state
 
     def save(self) -> None:
@@ -160,5 +163,7 @@ class Run(ABC):
 
 def new_task(config: Config, download: bool) -> Task:
     """Make the task of a run."""
+    cls = task_class(config.task)
+    cls.check_options(dict(config.task_options))  # a run of an earlier version may have others
     options = {**config.task_options, "data": config.data, "seed": config.seed, "device": config.device}
-    return task_class(config.task)(**options, download=download)
+    return cls(**options, download=download)

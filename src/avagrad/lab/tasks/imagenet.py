@@ -122,11 +122,8 @@ class ImageNet(Classification):
 
     def _read(self, part: str, batches: list[list[int]], epoch: int | None = None) -> Iterator[list[Tensor] | str]:
         """Read batches, augmented if they are of an epoch."""
-        root, task_seed, (names, labels) = (
-            self.root,
-            self.seed,
-            self.parts[part],
-        )  # workers must not keep the task alive
+        # Workers must not keep the task alive.
+        root, task_seed, (names, labels) = self.root, self.seed, self.parts[part]
 
         def image(number: int) -> tuple[Path, int, int | None]:
             seed = None if epoch is None else stream(task_seed, "image", epoch, number)
