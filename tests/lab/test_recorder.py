@@ -3,12 +3,13 @@
 As for a graph, recording changes nothing, and a replay runs the same operations on the same memory, without Python.
 """
 
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
 import torch
 from short_runs import SMALL_CHARS, text
-from torch import Tensor
+from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -16,6 +17,7 @@ from avagrad.lab.config import configure
 from avagrad.lab.ensemble.stack import Stack
 from avagrad.lab.environment import seeded
 from avagrad.lab.stepping import GraphStep, Losses, Step
+from avagrad.lab.tasks.base import Batch, Carry, Task
 from avagrad.lab.tasks.chars import Chars
 
 __all__ = ["text"]  # a fixture
@@ -104,6 +106,48 @@ def test_replayed_steps_are_the_eager_ones(text: str, recordings: list[Graph]) -
     assert graph.replays == EPOCHS * (task.steps_per_epoch - 1) - 3
     for eager, replayed in zip(*ends, strict=True):
         torch.testing.assert_close(replayed, eager, rtol=1e-12, atol=1e-14)
+
+
+@dataclass(kw_only=True)
+class Sums(Task):
+    """The carry is the sum of the batches so far; it starts as one tensor, the same in every epoch."""
+
+    steps_per_epoch = 3  # as many as are taken before the recording
+
+    def __post_init__(self) -> None:
+        self.zero = torch.zeros(1)
+
+    def fingerprint(self) -> str:
+        return ""
+
+    def build(self) -> nn.Module:
+        return nn.Linear(1, 1)
+
+    def start(self, model: nn.Module) -> Carry:
+        return (self.zero,)
+
+    def batch(self, order: Any, index: int) -> Batch:
+        return (torch.tensor([1.0 + index]),)
+
+    def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
+        total = batch[0] + carry[0]
+        return model(total).square().mean(), (total,)
+
+
+def test_a_carry_of_the_task_is_not_written_to() -> None:
+    ends = []
+    for kind in (Step, GraphStep):
+        task = Sums()
+        model = task.new_model()
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
+        step = kind(task, model, optimizer, seeded(0, "cpu"), Losses("cpu"), clip=None, precision="float32")
+        for _ in range(EPOCHS):
+            step.start(task.start(model))
+            for index in range(task.steps_per_epoch):
+                step(task.batch(None, index))
+        assert task.zero == 0
+        ends.append([*step.carry, *model.parameters()])
+    torch.testing.assert_close(*ends)
 
 
 @pytest.mark.parametrize("optimizer", ["avastep", "sgd"])

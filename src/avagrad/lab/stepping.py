@@ -167,7 +167,7 @@ class GraphStep(Step):
     def start(self, carry: Carry) -> None:
         """Begin or resume an epoch: the carry is copied to where the graph reads it."""
         if self.recorder.graph is None:
-            self.carry = carry
+            self.carry = tuple(part.clone() for part in carry)  # the graph writes to it
         else:
             copy_into(self.carry, carry)
 
@@ -177,7 +177,7 @@ class GraphStep(Step):
 
     def _eagerly(self, batch: Batch) -> None:
         super().__call__(batch)
-        self.carry = tuple(part.clone() for part in self.carry)  # the graph may write to it
+        self.carry = tuple(part.clone() for part in self.carry)
         self.optimizer.zero_grad()  # the graph allocates gradients in its own memory
 
     def _in_place(self, batch: Batch) -> None:
