@@ -24,6 +24,7 @@ QUICK = {
     "avagrad train digits --optimizer avagrad --lr 1 --eps 0.1 --out runs/x",
     "avagrad resume runs/x",
     "avagrad list chars",
+    "avagrad list digits",
     "avagrad train digits --optimizer sgd --seed 0",
     "avagrad report runs",
     "avagrad study export runs/mine.journal mine.jsonl",

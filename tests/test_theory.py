@@ -238,6 +238,7 @@ def test_the_bound_is_infinite_as_long_as_nothing_has_moved() -> None:
     still = Constants(D=0.0, M=1.0, Ginf=1.0, G2=1.0)
     assert bound_from_sums(moved, moved, UNIT).tolist() == [math.inf, 1.0]
     assert bound_from_sums(moved, moved, still).tolist() == [math.inf, 0.5]
+    assert bound_from_sums(torch.tensor(math.nan), moved, UNIT).isnan().all()
 
 
 def test_the_theorems_choice_by_hand() -> None:

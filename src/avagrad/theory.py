@@ -276,7 +276,7 @@ def bound_from_sums(
     """
     k = constants
     top = k.D + k.G2**2 * momentum + k.M * k.Ginf**2 * squared / 2
-    return torch.where(moved > 0, top / (moved * (1 - beta1)), math.inf)
+    return torch.where(moved == 0, math.inf, top / (moved * (1 - beta1)))
 
 
 def theorem_alpha(gamma: _Scalar, steps: int, constants: Constants) -> _Scalar:

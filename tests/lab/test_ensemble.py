@@ -18,6 +18,7 @@ import torch
 from short_runs import SMALL_CHARS, StopAt, text, timeless
 from torch import Tensor, nn
 
+from avagrad.lab.command import resume_run
 from avagrad.lab.config import Config, configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.ensemble.__main__ import main
@@ -305,6 +306,10 @@ def test_a_point_without_an_lr_or_an_eps_has_the_configs(tmp_path: Path) -> None
     config = configure("digits", "adam", lr=0.02, eps=1e-3, epochs=1)
     records = train_ensemble(config, [(None, 0.1, 0), (0.1, None, 1)], tmp_path / "x")
     assert [(record.lr, record.eps, record.seed) for record in records] == [(0.02, 0.1, 0), (0.1, 1e-3, 1)]
+    with pytest.raises(Stopped):
+        train_ensemble(config, [(None, 0.1, 0), (0.1, None, 1)], tmp_path / "y", callback=StopAt(10))
+    resume_run(tmp_path / "y")
+    assert without_seconds(read_records(tmp_path / "y" / "records.jsonl")) == without_seconds(records)
 
 
 @pytest.mark.parametrize("members_at_once", [1, 4])

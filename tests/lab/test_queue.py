@@ -1,20 +1,24 @@
 """A list of runs, worked off a part at a time, by processes that are killed."""
 
-import json
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
+import weakref
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
+from avagrad.cli import app
 from avagrad.lab.folder import RESULT, RunFolder, read_metrics
 from avagrad.lab.queue import main, read_queue, run_queue
-from avagrad.lab.run import Callback
+from avagrad.lab.run import Callback, Run
+from avagrad.lab.train import Training
 
 LIST = """
 # four tiny runs
@@ -146,11 +150,12 @@ def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.Captu
     assert "0 of 4 runs are finished" in said
     assert said.count("left: ") == 4
     assert not (tmp_path / "out").exists()
-    folder = tmp_path / "out" / "sgd"
-    folder.mkdir(parents=True)
-    (folder / RESULT).write_text(json.dumps({"status": "finished"}))
+    next(run_queue(read_queue(file), tmp_path / "out"))
     assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
     assert "1 of 4 runs are finished" in capsys.readouterr().out
+    file.write_text(LIST.replace("sgd --epochs 3", "sgd --epochs 2"))  # now it is another run
+    assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
+    assert "0 of 4 runs are finished" in capsys.readouterr().out
 
 
 def test_a_checkpoint_that_a_kill_has_left_is_removed(tmp_path: Path) -> None:
@@ -168,10 +173,59 @@ def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, capsys: py
     file.write_text("digits -o model=none --epochs 1 --out bad\ndigits --epochs 1 --out good\n")
     assert main([str(file)]) == 1
     said = capsys.readouterr()
-    assert "model is 'none'" in said.err
+    assert said.err.startswith("bad: digits: model is 'none'")
     assert "bad: failed\ngood: finished\n1 of 2 runs are finished" in said.out
     assert "left: bad" in said.out
     assert (out / "good" / RESULT).exists()
+
+
+def test_the_command_ends_with_1_if_a_run_fails(tmp_path: Path) -> None:
+    (tmp_path / "queue.txt").write_text("digits -o model=none --epochs 1 --out bad\n")
+    assert CliRunner().invoke(app, ["queue", str(tmp_path / "queue.txt")]).exit_code == 1
+    (tmp_path / "queue.txt").write_text("digits --epochs 1 --out good\n")
+    assert CliRunner().invoke(app, ["queue", str(tmp_path / "queue.txt")]).exit_code == 0
+
+
+def test_a_missing_package_is_a_sentence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setitem(sys.modules, "sklearn", None)
+    monkeypatch.setitem(sys.modules, "sklearn.datasets", None)
+    (tmp_path / "queue.txt").write_text("digits --epochs 1 --out a\n")
+    assert main([str(tmp_path / "queue.txt")]) == 1
+    assert capsys.readouterr().err.startswith("a: digits: the images come with scikit-learn, which is not installed")
+
+
+def test_the_model_of_a_failed_run_is_freed_before_the_next(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "queue.txt").write_text("digits --epochs 1 --out a\ndigits --epochs 1 --out b\n")
+    seen: list[Any] = []
+    run = Training.run
+
+    def fails_once(self: Training) -> Any:
+        gc.collect()
+        seen.append([one() for one in seen])
+        if len(seen) == 1:
+            seen[0] = weakref.ref(self.model)
+            raise RuntimeError("out of memory")
+        return run(self)
+
+    monkeypatch.setattr(Training, "run", fails_once)
+    assert main([str(tmp_path / "queue.txt")]) == 1
+    assert seen[1] == [None]
+
+
+def test_after_a_stop_it_says_how_to_resume(
+    file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save = Run.save_if_due
+
+    def stopped(self: Run) -> None:
+        self._stop.signal = signal.SIGTERM
+        save(self)
+
+    monkeypatch.setattr(Run, "save_if_due", stopped)
+    assert main([str(file)]) == 128 + signal.SIGTERM
+    assert capsys.readouterr().err.endswith("stopped and saved; to resume, run it again\n")
 
 
 def test_a_line_that_has_changed_is_not_reported_as_finished(

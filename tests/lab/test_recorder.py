@@ -110,12 +110,17 @@ def test_replayed_steps_are_the_eager_ones(text: str, recordings: list[Graph]) -
 
 @dataclass(kw_only=True)
 class Sums(Task):
-    """The carry is the sum of the batches so far; it starts as one tensor, the same in every epoch."""
+    """The carry is the sum of the batches so far; it starts as one tensor, the same in every epoch.
 
-    steps_per_epoch = 3  # as many as are taken before the recording
+    With ``kept`` a step returns another tensor of the task's own, which must not change.
+    """
+
+    kept: bool = False
+
+    steps_per_epoch: int = 3  # as many as are taken before the recording
 
     def __post_init__(self) -> None:
-        self.zero = torch.zeros(1)
+        self.zero, self.one = torch.zeros(1), torch.ones(1)
 
     def fingerprint(self) -> str:
         return ""
@@ -131,13 +136,14 @@ class Sums(Task):
 
     def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
         total = batch[0] + carry[0]
-        return model(total).square().mean(), (total,)
+        return model(total).square().mean(), (self.one if self.kept else total,)
 
 
-def test_a_carry_of_the_task_is_not_written_to() -> None:
+@pytest.mark.parametrize(("kept", "steps"), [(False, 3), (True, 4)])
+def test_a_carry_of_the_task_is_not_written_to(kept: bool, steps: int) -> None:
     ends = []
     for kind in (Step, GraphStep):
-        task = Sums()
+        task = Sums(kept=kept, steps_per_epoch=steps)
         model = task.new_model()
         optimizer = torch.optim.SGD(model.parameters(), lr=1e-3, foreach=False)
         step = kind(task, model, optimizer, seeded(0, "cpu"), Losses("cpu"), clip=None, precision="float32")
@@ -145,7 +151,7 @@ def test_a_carry_of_the_task_is_not_written_to() -> None:
             step.start(task.start(model))
             for index in range(task.steps_per_epoch):
                 step(task.batch(None, index))
-        assert task.zero == 0
+        assert [task.zero.item(), task.one.item()] == [0, 1]
         ends.append([*step.carry, *model.parameters()])
     torch.testing.assert_close(*ends)
 

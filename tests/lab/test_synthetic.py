@@ -5,6 +5,8 @@ the task. Compiled tests use the same program (:data:`BASE`), so that it is comp
 """
 
 import ctypes
+import functools
+import inspect
 import json
 import shutil
 import subprocess
@@ -338,6 +340,22 @@ def test_progress() -> None:
     told: list[int] = []
     run(Settings(steps=5000, replicas=1, compile=False), ["sgd"], told.append)
     assert told == [0, 4096, 5000]
+
+
+@pytest.mark.filterwarnings("error")
+def test_more_variants_than_torch_compiles_by_default(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = torch.compile
+    if "recompile_limit" not in inspect.signature(original).parameters:
+        pytest.skip("this torch has one limit for all")
+
+    @functools.wraps(original)
+    def quickly(function: Any, *, options: Any, **more: Any) -> Any:
+        return original(function, backend="eager", **more)
+
+    monkeypatch.setattr(torch, "compile", quickly)
+    for name in METHODS:
+        for bias_correction in (True, False):
+            run(Settings(steps=2, replicas=3, bias_correction=bias_correction), [name])
 
 
 def test_where_nothing_can_be_compiled_it_says_so_and_runs(monkeypatch: pytest.MonkeyPatch) -> None:

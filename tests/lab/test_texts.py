@@ -2,6 +2,7 @@
 
 import gzip
 import tarfile
+import tracemalloc
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -28,6 +29,18 @@ def write(folder: Path, form: str, lines: list[str]) -> None:
 
 def in_characters(line: str) -> str:
     return " ".join("_" if letter == " " else letter for letter in line)
+
+
+def test_a_large_text_needs_little_more_than_its_characters_and_tokens() -> None:
+    text = "all the letters, and the rest\n" * 2**20
+    tracemalloc.start()
+    try:
+        found = from_string(text)
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert spelled(found._replace(parts={"end": found.parts["test"][-30:]}), "end") == text[-30:]
+    assert peak < 2 * len(text) + 2**25  # tokens, their pieces, and one piece of code points
 
 
 # --- Penn Treebank ---

@@ -586,6 +586,13 @@ def test_lists_are_as_good_as_tuples() -> None:
     assert Config.from_json(config.as_json()) == config
 
 
+def test_a_task_has_the_name_of_its_class() -> None:
+    class Mine(task_class("digits")):  # type: ignore[misc]
+        pass
+
+    assert (Mine.name, task_class("digits").name) == ("mine", "digits")
+
+
 @pytest.mark.parametrize(("options", "says"), [({"data": "x"}, "data is 'x'"), ({"download": True}, "download")])
 def test_digits_need_no_data(options: dict[str, Any], says: str) -> None:
     with pytest.raises(ValueError, match=f"digits: {says}.* come with scikit-learn"):
@@ -661,7 +668,8 @@ def test_options_of_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.Monke
     (tmp_path / "own_options.py").write_text(code)
     monkeypatch.syspath_prepend(tmp_path)
     hyper: dict[str, Any] = {"lr": 0.5, "eps": 0.1, "epochs": 2}
-    config = configure("own_options:Line", **hyper, task_options={"sizes": (3,), "extra": "any"})
+    config = configure("own_options:Line", **hyper, task_options={"sizes": [3], "extra": [1, 2]})
+    assert (config.task_options["sizes"], config.task_options["extra"]) == ((3,), (1, 2))
     assert Config.from_json(json.loads(json.dumps(config.as_json()))) == config
     with pytest.raises(ValueError, match=r"line: sizes is 3, but must be a list, as its default \(1, 2\) is"):
         configure("own_options:Line", **hyper, task_options={"sizes": 3})
@@ -670,8 +678,12 @@ def test_options_of_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.Monke
             "object = None", "list = field(default_factory=list)"
         )
     )
-    with pytest.raises(ValueError, match="line: the default of extra must be a number, a string, a tuple or None"):
+    allowed = "but must be a finite number, a string, a tuple or None"
+    with pytest.raises(ValueError, match=f"line: the default of extra is .*, {allowed}"):
         configure("own_lists:Line", **hyper)
+    (tmp_path / "own_infinity.py").write_text(code.replace("object = None", "float = float('inf')"))
+    with pytest.raises(ValueError, match=f"line: the default of extra is inf, {allowed}"):
+        configure("own_infinity:Line", **hyper)
 
 
 def test_what_no_source_gives_is_asked_for() -> None:

@@ -232,6 +232,10 @@ def test_every_form_gives_the_same_images(tmp_path: Path, classes: int) -> None:
     ]
     for source in sources:
         assert_same(read_images(source, classes), data)
+    (tmp_path / "python" / folder).rename(tmp_path / "python" / ".hidden")
+    with pytest.raises(FileNotFoundError, match="has no files of CIFAR"):
+        read_images(tmp_path / "python", classes)
+    (tmp_path / "python" / ".hidden").rename(tmp_path / "python" / folder)
     fingerprints = {Cifar(data=str(source), classes=classes, batch_size=4).fingerprint() for source in sources}
     assert len(fingerprints) == 1
 

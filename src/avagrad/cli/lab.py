@@ -85,7 +85,8 @@ def queue(
     After a stop or a kill, the same command resumes. Several processes may share one queue.
     """
     with RunBar() as bar:
-        run_file(file, callback=bar, **given)
+        code = run_file(file, callback=bar, **given)
+    raise typer.Exit(code)
 
 
 _SYNTHETIC = [
@@ -183,7 +184,7 @@ def _show_task(name: str) -> None:
     _show_table("Settings of methods", ("method", "presets", "settings", "source"), rows)
     Console().print(
         "Sources: paper, 'Domain-independent Dominance of Adaptive Methods'; awd, the code of the AWD-LSTM, which its "
-        "language model follows; release, the authors' code; ours."
+        "language model follows; ours."
     )
 
 

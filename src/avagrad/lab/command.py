@@ -19,6 +19,8 @@ from avagrad.lab.train import train
 from avagrad.stopping import Stopped
 from avagrad.tune.space import Point
 
+EXPECTED = (ValueError, TypeError, OSError, ImportError)  # errors of the user, whose message is enough
+
 
 def _free_folder(config: Config) -> Path:
     """Create a new folder under runs/; other commands may do so at the same time."""
@@ -58,8 +60,7 @@ def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str
     if "points" not in written:
         return train(Config.from_json(written), place.path, resume=True, callback=callback)
     points = [Point.from_key(key) for key in written["points"]]
-    own = {name: value for name, value in points[0]._asdict().items() if value is not None}
-    config = Config.from_json({**written, **own, "compile": False})
+    config = Config.from_json({**points[0]._asdict(), **written, "compile": False})
     train_ensemble(config, points, place.path, resume=True, callback=callback, compile=written["compile"])
     return place.read_result() or {}
 
@@ -101,14 +102,14 @@ def summary(result: Mapping[str, Any], unit: str) -> str:
     return f"test error {test:.4g}{unit}, validation error {validation:.4g}{unit}, in {result['seconds']:.1f} s"
 
 
-def guarded(work: Callable[[], int]) -> int:
-    """Run a command and return its exit code: an error is printed as one line, and its code is 2."""
+def guarded(work: Callable[[], int], again: str = " with --out {} --resume") -> int:
+    """Run a command and return its exit code, 2 after an error. To resume, ``again`` is added; {} is the folder."""
     try:
         return work()
     except Stopped as stopped:
-        print(f"stopped and saved; to resume, run it again with --out {stopped.folder} --resume", file=sys.stderr)
+        print(f"stopped and saved; to resume, run it again{again.format(stopped.folder)}", file=sys.stderr)
         return stopped.exit_code
-    except (ValueError, TypeError, OSError, ImportError) as error:
+    except EXPECTED as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
 

@@ -51,7 +51,7 @@ class Config:
     data: str | None = None
     task_options: Mapping[str, Any] = field(default_factory=dict)
     optimizer_options: Mapping[str, Any] = field(default_factory=dict)
-    sources: Mapping[str, str] = field(default_factory=dict)  # paper, release, awd, ours, default or given
+    sources: Mapping[str, str] = field(default_factory=dict)  # paper, awd, ours, default or given
 
     def lr_at(self, epoch: int, step: int = 0, steps_per_epoch: int = 1) -> float:
         """Return the learning rate of a step of an epoch, both counted from 0.
@@ -111,11 +111,12 @@ class Config:
         names = [item.name for item in dataclasses.fields(cls)]
         values = {name: plain[name] for name in names if name in plain}
         values["milestones"] = tuple(values["milestones"])
-        for options in ("task_options", "optimizer_options"):
-            values[options] = {
-                name: tuple(value) if isinstance(value, list) else value for name, value in values[options].items()
-            }
+        values |= {options: _with_tuples(values[options]) for options in ("task_options", "optimizer_options")}
         return cls(**values)
+
+
+def _with_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: tuple(value) if isinstance(value, list) else value for name, value in options.items()}
 
 
 _SCHEDULE = {"schedule": "milestones", "warmup": 0, "end_factor": 0.0}
@@ -201,8 +202,8 @@ def configure(
         seed=seed,
         device=device,
         data=None if data is None else str(data),
-        task_options={name: value.value for name, value in options.items()},
-        optimizer_options={name: value.value for name, value in hyper.items()},
+        task_options=_with_tuples({name: value.value for name, value in options.items()}),
+        optimizer_options=_with_tuples({name: value.value for name, value in hyper.items()}),
         sources={name: value.source for name, value in (values | options | hyper).items()},
         **{name: values[name].value for name in SETTINGS},
     )

@@ -1,8 +1,8 @@
 """The table of methods: the paper's, AvaStep, and its baselines.
 
 A record has the class, its fixed arguments, its defaults, and the best known settings on each task. Every setting has
-a source: ``paper`` ("Domain-independent Dominance of Adaptive Methods"), ``release`` (the authors' code), or
-``ours``. A setting without a source is missing, and must be given.
+a source: ``paper`` ("Domain-independent Dominance of Adaptive Methods") or ``ours``. A setting without a source is
+missing, and must be given.
 """
 
 import inspect
@@ -150,8 +150,6 @@ _BEST: list[tuple[str, str, dict[str, Any]]] = [
     ("gpt/quick", "delayed-adam", {"lr": 5e-3, "eps": 1e-5} | _NO_DECAY | _GPT_BETAS),
 ]
 _TABLE_1 = ("CIFAR-10", "CIFAR-100", "ImageNet", "Penn Treebank")
-
-
 _ADAM: dict[str, Any] = {"betas": (0.9, 0.999)}
 _ADABOUND = _ADAM | {"final_lr": 0.1, "gamma": 1e-3}
 

@@ -35,15 +35,8 @@ _NO_CLIPPING: dict[str, Any] = {"clip": None}
 _AWD_CLIPPING = {"clip": 0.25}
 
 # The usual recipe of transformers: AdamW's, with warm-up and cosine.
-_GPT = {
-    "schedule": "cosine",
-    "end_factor": 0.1,
-    "warmup": 100,
-    "milestones": (),
-    "factor": 0.1,
-    "weight_decay": 0.1,
-    "clip": 1.0,
-}
+_GPT: dict[str, Any] = {"schedule": "cosine", "end_factor": 0.1, "warmup": 100, "milestones": (), "factor": 0.1}
+_GPT |= {"weight_decay": 0.1, "clip": 1.0, "epochs": 20, "steps": 100}
 
 PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
     "digits": {
@@ -60,17 +53,9 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         "paper-search": _preset(paper=_PENN_TREEBANK | {"hidden": 300}, awd=_AWD_CLIPPING),
     },
     "gpt": {
-        "quick": _preset(ours=_GPT | {"epochs": 6, "steps": 100, "threads": 2, "eval_tokens": 16_384}),
-        "small": _preset(
-            ours=_GPT
-            | {"epochs": 20, "steps": 100, "batch_size": 128, "context": 256}
-            | {"layers": 6, "heads": 6, "width": 384}
-        ),
-        "base": _preset(
-            ours=_GPT
-            | {"epochs": 20, "steps": 100, "batch_size": 64, "context": 512}
-            | {"layers": 12, "heads": 12, "width": 768}
-        ),
+        "quick": _preset(ours=_GPT | {"epochs": 6, "threads": 2, "eval_tokens": 16_384}),
+        "small": _preset(ours=_GPT | {"batch_size": 128, "context": 256, "layers": 6, "heads": 6, "width": 384}),
+        "base": _preset(ours=_GPT | {"batch_size": 64, "context": 512, "layers": 12, "heads": 12, "width": 768}),
     },
     "cifar": {
         "paper-search": _preset(paper=_CIFAR | {"model": "wrn-28-4", "full": False}, ours=_NO_CLIPPING),
@@ -83,7 +68,6 @@ PRESETS: dict[str, dict[str, dict[str, Sourced]]] = {
         ),
     },
 }
-
 
 # For users' own tasks. The number of epochs and the learning rate must be given.
 OWN = {

@@ -13,6 +13,7 @@ keeps its settings, metrics and result, but no checkpoint.
 """
 
 import argparse
+import contextlib
 import hashlib
 import json
 import os
@@ -26,7 +27,7 @@ from pathlib import Path
 from typing import Any
 
 from avagrad.checks import require
-from avagrad.lab.command import Lines, guarded
+from avagrad.lab.command import EXPECTED, Lines, guarded
 from avagrad.lab.config import Config
 from avagrad.lab.folder import CHECKPOINT, RESULT, RunFolder
 from avagrad.lab.options import OPTIONS, Option, add_options, config_from
@@ -110,8 +111,7 @@ def run_queue(
         if deadline is not None and time.monotonic() >= deadline:
             return
         try:
-            if (folder / RESULT).exists():
-                check_same_run(config, RunFolder(folder))
+            if _is_finished(config, folder):
                 (folder / CHECKPOINT).unlink(missing_ok=True)  # left by a process that was killed just before this
                 continue
             result = train(config, folder, resume=True, callback=callback, save_every=save_every, deadline=deadline)
@@ -121,8 +121,9 @@ def run_queue(
             if deadline is not None and time.monotonic() >= deadline:
                 return
             raise
-        except Exception as error:
-            yield name, {"status": "failed", "error": error}
+        except Exception as error:  # as text: the error itself would keep the model
+            text = str(error) if isinstance(error, EXPECTED) else traceback.format_exc()
+            yield name, {"status": "failed", "error": text}
             continue
         (folder / CHECKPOINT).unlink(missing_ok=True)
         yield name, result
@@ -135,7 +136,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("file", type=Path, help="a run on each line, with the arguments of avagrad train")
     add_options(parser, QUEUE_OPTIONS)
     given = vars(parser.parse_args(arguments))
-    return guarded(lambda: run_file(**given, callback=Lines()))
+    return guarded(lambda: run_file(**given, callback=Lines()), again="")
 
 
 def run_file(
@@ -154,14 +155,19 @@ def run_file(
             print(f"{name}: {result['status']}", flush=True)
             if result["status"] == "failed":
                 failed.add(name)
-                error = result["error"]
-                expected = isinstance(error, (ValueError, OSError))
-                print("".join(traceback.format_exception(error)) if not expected else error, file=sys.stderr)
-    left = [name for name in configs if name in failed or not (place / name / RESULT).exists()]
+                print(f"{name}: {result['error']}", file=sys.stderr)
+    left = [name for name, config in configs.items() if name in failed or not _is_finished(config, place / name)]
     print(f"{len(configs) - len(left)} of {len(configs)} runs are finished in {place}")
     for name in left:
         print(f"left: {name}")
     return 1 if failed else 0
+
+
+def _is_finished(config: Config, folder: Path) -> bool:
+    with contextlib.suppress(FileNotFoundError, ValueError):  # ValueError: the folder contains another run
+        check_same_run(config, RunFolder(folder))
+        return (folder / RESULT).exists()
+    return False
 
 
 if __name__ == "__main__":

@@ -75,8 +75,7 @@ def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
     {'lr': '1e-4:1:9', 'eps': '1e-8:100:11'}
     """
     if optimizer == "avastep":
-        lr, eps = USUAL_AXES["avastep"]
-        return {"lr": lr, "eps": eps}
+        return dict(zip(("lr", "eps"), USUAL_AXES["avastep"], strict=True))
     grid = "paper-chars" if task == "chars" else "paper"
     return {"lr": grid, "eps": grid if method(optimizer).has_eps else None}
 

@@ -84,7 +84,7 @@ def read_images(path: str | Path, classes: int = 10) -> Images:
 def _find(folder: Path, classes: int) -> list[Path]:
     """Return the official files in the folder or one subfolder, or else its images, or else its archives."""
     names = [name for name in _CLASSES if _CLASSES[name] == classes]
-    files = [file for place in ("", "*/") for name in names for file in sorted(folder.glob(place + name))]
+    files = [file for place in ("", "[!.]*/") for name in names for file in sorted(folder.glob(place + name))]
     if official := [file for file in files if file.is_file()]:
         return [file for file in official if file.parent == official[0].parent]
     files = sorted(file for part in COMPLETE for file in folder.glob(f"{part}/[!.]*/[!.]*"))  # none that is hidden

@@ -1,6 +1,8 @@
 """Reading text: Penn Treebank's files in both forms or any text file, as characters; or files of tokens."""
 
 import io
+import itertools
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -108,16 +110,20 @@ def _read(path: Path, encoding: str) -> str:
 def _encode(texts: list[str]) -> tuple[str, list[Tokens]]:
     """Return the alphabet of several texts, and their tokens."""
     occurs = numpy.zeros(0x110000, bool)
-    for text in texts:
-        occurs[_code_points(text)] = True
+    for points in itertools.chain(*map(_code_points, texts)):
+        occurs[points] = True
     alphabet = numpy.flatnonzero(occurs)
     dtype = numpy.min_scalar_type(max(len(alphabet) - 1, 0))
     token_of = (occurs.cumsum() - 1).astype(dtype)  # by code point
-    return "".join(map(chr, alphabet)), [token_of[_code_points(text)] for text in texts]
+    return "".join(map(chr, alphabet)), [
+        numpy.concatenate([token_of[points] for points in _code_points(text)]) for text in texts
+    ]
 
 
-def _code_points(text: str) -> Tokens:
-    return numpy.frombuffer(text.encode("utf-32-le", "surrogatepass"), numpy.uint32)
+def _code_points(text: str, size: int = 2**20) -> Iterator[Tokens]:
+    """Yield the code points of a text, in pieces: all of them would need several times its memory."""
+    for start in range(0, max(1, len(text)), size):
+        yield numpy.frombuffer(text[start : start + size].encode("utf-32-le", "surrogatepass"), numpy.uint32)
 
 
 def read_tokens(folder: str | Path) -> dict[str, Tokens] | None:

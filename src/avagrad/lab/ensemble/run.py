@@ -89,7 +89,7 @@ def train_ensemble(
     task = new_task(configs[0], download)
     compiles = (task.on_cuda and isinstance(task, Classification)) if compile is None else compile
     in_products = compiles or task.on_cuda
-    on_axes = {"seed", *(name for name, value in points[0]._asdict().items() if value is not None)}
+    on_axes = {name for name in Point._fields if all(getattr(point, name) is not None for point in points)}
     identity = {name: value for name, value in config.as_json().items() if name not in on_axes}
     identity |= {"points": [point.key for point in points], "compile": compiles}
     identity["convolution"] = "bmm" if in_products else "grouped"  # as in folders of earlier versions

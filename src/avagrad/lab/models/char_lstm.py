@@ -99,7 +99,9 @@ class CharLSTM(nn.Module):
         if masks is not None:
             x = x * masks.activations[0]
         for i, layer in enumerate(self.layers):
-            w_ih, w_hh, b_ih, b_hh = (getattr(layer, f"{name}_l0") for name in _PARTS)
+            w_ih, w_hh, b_ih, b_hh = (
+                getattr(layer, f"{name}_l0") for name in ("weight_ih", "weight_hh", "bias_ih", "bias_hh")
+            )
             if masks is not None:
                 w_hh = w_hh * masks.weights[i]
             h, c = (part.unsqueeze(0) for part in state[2 * i : 2 * i + 2])
@@ -134,6 +136,3 @@ def _in_one_piece(weights: list[Tensor]) -> list[Tensor]:
     whole = torch.cat([weight.flatten() for weight in weights])
     pieces = torch.split_with_sizes(whole, [weight.numel() for weight in weights])
     return [piece.view_as(weight) for piece, weight in zip(pieces, weights, strict=True)]
-
-
-_PARTS = ("weight_ih", "weight_hh", "bias_ih", "bias_hh")

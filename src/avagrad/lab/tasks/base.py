@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from avagrad.checks import require, require_like
+from avagrad.checks import is_number, require, require_like
 from avagrad.names import look_up
 
 __all__ = ["Score", "Task", "digest", "stream"]
@@ -86,7 +86,7 @@ class Task(ABC):
     full: bool = False  # also train on the validation part: for final runs, after all choices have been made
 
     def __init_subclass__(cls) -> None:
-        if not hasattr(cls, "name"):
+        if "name" not in cls.__dict__:
             cls.name = cls.__name__.lower()
 
     @classmethod
@@ -99,8 +99,9 @@ class Task(ABC):
         """
         found = {item.name: item.default for item in fields(cls) if item.init and item.name not in _OF_RUN}
         for name, default in found.items():
-            if default is not None and not isinstance(default, (int, float, str, tuple)):
-                raise ValueError(f"{cls.name}: the default of {name} must be a number, a string, a tuple or None.")
+            if default is not None and not isinstance(default, (bool, str, tuple)) and not is_number(default):
+                allowed = "a finite number, a string, a tuple or None"
+                raise ValueError(f"{cls.name}: the default of {name} is {default!r}, but must be {allowed}.")
         return found
 
     @classmethod

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
 from avagrad.lab.data.cifar import SIDE, WANTED, download_cifar, read_images
 from avagrad.lab.models.small import SmallConv
@@ -148,9 +147,7 @@ class Cifar(Classification):
         count = len(self.parts[part][1])
         sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         for some, right in zip(*(torch.split(each, _EVALUATION_BATCH) for each in self.parts[part]), strict=True):
-            scores = model(self._normalised(some)).to(self.wide)
-            loss = F.cross_entropy(scores, right, reduction="sum")
-            sums = sums + torch.stack([loss, (scores.argmax(1) != right).sum()])
+            sums = sums + self.sums(model(self._normalised(some)), right)
         return sums[0] / count, 100 * sums[1] / count
 
 

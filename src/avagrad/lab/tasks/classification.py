@@ -57,6 +57,11 @@ class Classification(Task):
         model: nn.Module = super().new_model().to(memory_format=self.memory_format)  # type: ignore[call-overload]
         return model
 
+    def sums(self, scores: Tensor, labels: Tensor) -> Tensor:
+        """Return the sum of the losses of some images, and the number of errors."""
+        scores = scores.to(self.wide)
+        return torch.stack([F.cross_entropy(scores, labels, reduction="sum"), (scores.argmax(1) != labels).sum()])
+
     def loss(self, model: nn.Module, batch: Batch, carry: Carry, noise: torch.Generator) -> tuple[Tensor, Carry]:
         """Return the cross-entropy of a batch."""
         images, labels = batch

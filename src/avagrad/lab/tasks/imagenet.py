@@ -19,7 +19,6 @@ from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 from torch.utils.data import BatchSampler, DataLoader
 
 from avagrad.lab.data.imagenet import WANTED, Reader, find_images, recoloured
@@ -42,7 +41,7 @@ class ImageNet(Classification):
     """ImageNet, or any images in ``train/CLASS`` and ``val/CLASS`` of the folder ``data``.
 
     As in the paper, val is used both as "validation" and as "test". ``size`` is the side of the crops in pixels,
-    ``workers`` the number of processes that read images, 0 for none.
+    ``workers`` the number of processes that read images, at most one for each core, 0 for none.
 
     >>> import tempfile
     >>> from PIL import Image
@@ -133,7 +132,7 @@ class ImageNet(Classification):
             Reader(self.size),
             batch_size=None,  # the reader returns whole batches
             sampler=([image(number) for number in numbers] for numbers in batches),
-            num_workers=self.workers,
+            num_workers=min(self.workers, os.cpu_count() or 1),
             pin_memory=self.on_cuda,
             worker_init_fn=_ignore_signals,
             generator=torch.Generator(),  # else it would draw from the global one
@@ -158,9 +157,7 @@ class ImageNet(Classification):
         batches = list(BatchSampler(range(count), self.batch_size, drop_last=False))
         for read in self._read("val", batches):
             images, labels = self._made(read)
-            scores = model(images).to(self.wide)
-            loss = F.cross_entropy(scores, labels, reduction="sum")
-            sums += torch.stack([loss, (scores.argmax(1) != labels).sum()])
+            sums += self.sums(model(images), labels)
         loss_sum, wrong_sum = sums.tolist()  # the only synchronisation with the device
         return Score(loss_sum / count, 100 * wrong_sum / count)
 

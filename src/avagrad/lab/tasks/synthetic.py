@@ -6,6 +6,7 @@ parallel as one vector, each a separate model with its own norm (d = 1). All met
 One compiled function takes a step of all methods, with :mod:`avagrad.optim.rules`; ``beta1`` is 0, as in the theorem.
 """
 
+import inspect
 import json
 import warnings
 from collections.abc import Callable, Iterator, Sequence
@@ -245,7 +246,11 @@ def _compiled_step(states: dict[str, Tensor], rare: Tensor, hyper: _Hyper) -> Ca
     """Return the step, compiled by a first call, or as it is where that does not work."""
     try:
         # One thread: a step is a few microseconds of work, and synchronising threads would take many times as long.
-        compiled = torch.compile(_step, fullgraph=True, options={"cpp.threads": 1})
+        own = "recompile_limit" in inspect.signature(torch.compile).parameters  # else 8: later settings run eagerly
+        more: dict[str, Any] = {"recompile_limit": 64} if own else {}
+        compiled: Callable[..., dict[str, Tensor]] = torch.compile(
+            _step, fullgraph=True, options={"cpp.threads": 1}, **more
+        )
         compiled(states, rare, torch.tensor(1, **_FLOAT64), hyper)
     except Exception as error:  # for example without a C++ compiler
         why = (str(error).strip() or type(error).__name__).splitlines()[0]
