@@ -18,7 +18,7 @@ from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
 
-SIZE, CPU_SIZE = 2**20, 2**19  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
+SIZE, CPU_SIZE = 2**20, 2**17  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
 _BINS = 2**15  # of positive float32 numbers, by their first 15 bits: a bin is 0.8 % wide
 _NUMBERS = 6
 
@@ -65,7 +65,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
             sizes += torch.bincount(_bins(r), minlength=_BINS)
             if step:
                 m_hat, kept = rule.momentum(m, r, step)
-                numbers[3] += 0 if kept is m_hat else torch.count_nonzero(kept - m_hat)
+                numbers[3] += 0 if kept is m_hat else (kept != m_hat).sum()
                 for i, move in ((4, eta * r), (5, eta * kept)):
                     numbers[i] += torch.dot(move.flatten(), move.flatten())
     # The rule maps each bin as a whole, by its middle.
