@@ -77,17 +77,15 @@ def test_the_wheel_works_alone_in_a_fresh_environment(tmp_path: Path) -> None:
 
 def test_importing_is_light() -> None:
     script = (
-        "import sys, time, torch\n"
-        "before, start = set(sys.modules), time.process_time()\n"
+        "import sys, torch\n"
+        "before = set(sys.modules)\n"
         "import avagrad\n"
-        "print(time.process_time() - start)\n"
         "print(*sorted({name.partition('.')[0] for name in set(sys.modules) - before}))\n"
     )
-    seconds, modules = run(sys.executable, "-c", script).splitlines()
-    assert float(seconds) < 0.3
+    modules = run(sys.executable, "-c", script).split()
     heavy = {"optuna", "ray", "matplotlib", "sklearn", "typer", "rich", "triton", "numpy", "hypothesis", "sympy"}
-    assert "avagrad" in modules.split()
-    assert not heavy & set(modules.split())
+    assert "avagrad" in modules
+    assert not heavy & set(modules)
 
 
 def imports_of(path: Path) -> set[str]:
@@ -113,9 +111,9 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
 BELOW = {
     "integrations": {"create", "optim"},
     "optax": {"optim"},
-    "cli": {"progress", "report", "lab", "tune", "theory", "stopping", "names"},
+    "cli": {"progress", "report", "lab", "tune", "stopping", "names"},
     "progress": set(),
-    "report": {"lab", "tune", "theory", "bench", "files"},
+    "report": {"lab", "tune", "theory", "files"},
     "lab": {"checks", "create", "theory", "tune", "optim", "files", "stopping", "worker_process", "names"},
     "tune": {"checks", "files", "stopping", "worker_process"},
     "create": {"optim", "names"},
@@ -124,8 +122,8 @@ BELOW = {
     "names": set(),
     "stopping": set(),
     "worker_process": set(),
-    "theory": {"checks"},
-    "bench": {"optim"},
+    "theory": set(),
+    "bench": set(),
     "optim": set(),
 }
 # The only files that may import what is heavy or optional; all else runs with torch and numpy.

@@ -3,7 +3,6 @@
 import os
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -224,7 +223,6 @@ def test_copies_go_on_when_they_have_their_group(ranks: Pools) -> None:
 @pytest.mark.parametrize("how", ["dies", "sleeps"])
 def test_a_lost_rank_is_an_error_and_no_hang(how: str) -> None:
     pool = Ranks(2, group_timeout_s=3)
-    begin = time.monotonic()
     try:
         with pytest.raises(RanksFailedError) as failed:
             pool.run(step_until_a_rank_fails, how, timeout_s=12)
@@ -232,7 +230,6 @@ def test_a_lost_rank_is_an_error_and_no_hang(how: str) -> None:
         pool.close()
     assert "in step" in failed.value.reasons[0]  # the traceback of an error, and not "no answer in time"
     assert "RuntimeError" in failed.value.reasons[0]
-    assert time.monotonic() - begin < 12
 
 
 # --- the example ---

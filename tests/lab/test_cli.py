@@ -82,7 +82,7 @@ def test_without_out_every_run_gets_a_folder_of_its_own(tmp_path: Path) -> None:
         (("synthetic", "--w1", "2"), "w1 is 2.0, but must be a number from 0 to 1"),
     ],
 )
-def test_what_is_wrong_is_said_in_a_sentence(tmp_path: Path, arguments: tuple[str, ...], says: str) -> None:
+def test_what_is_wrong_is_said_in_a_sentence(arguments: tuple[str, ...], says: str) -> None:
     result = CliRunner().invoke(app, arguments)
     assert result.exit_code != 0
     assert says in str(result.exception)

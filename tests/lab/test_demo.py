@@ -6,13 +6,12 @@ import os
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 from demo_jobs import fail, tiny_jobs, training, waiting
 from typer.testing import CliRunner
+from waiting import until
 
 from avagrad.cli import app
 from avagrad.lab.config import configure
@@ -29,13 +28,6 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
     """All files, with their times."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
     return {str(path): (path.stat().st_mtime_ns, path.read_bytes()) for path in files}
-
-
-def wait_for(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    until = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < until, "it took too long"
-        time.sleep(0.02)
 
 
 def test_the_demonstration_is_what_it_says() -> None:
@@ -91,12 +83,12 @@ def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
     script = [sys.executable, str(Path(__file__).with_name("demo_jobs.py")), str(tmp_path)]
     process = subprocess.Popen(script, env=os.environ | {"PYTHONPATH": path}, start_new_session=True)
     try:
-        wait_for(lambda: todo[0].is_done(tmp_path) and (tmp_path / "waiting" / "config.json").exists())
+        until(lambda: todo[0].is_done(tmp_path) and (tmp_path / "waiting" / "config.json").exists())
         assert not can_be_claimed(tmp_path / "waiting")
     finally:
         process.kill()
         process.wait()
-    wait_for(lambda: can_be_claimed(tmp_path / "waiting"), 10.0)  # its worker has ended too
+    until(lambda: can_be_claimed(tmp_path / "waiting"))  # its worker has ended too
     before = contents(tmp_path / "runs")
     (tmp_path / "go").touch()
     assert run_jobs(todo, tmp_path) == {}
@@ -110,7 +102,7 @@ def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "x" / "maps" / "avastep" / "metrics.jsonl"
     try:
-        wait_for(metrics.exists)
+        until(metrics.exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
         _, said = process.communicate(timeout=30)
     finally:

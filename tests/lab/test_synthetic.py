@@ -141,7 +141,7 @@ def test_sums_of_rates(bias_correction: bool) -> None:
 
 
 @pytest.mark.slow
-def test_the_bound_holds_and_is_small(curves: dict[str, Curve]) -> None:
+def test_the_bound_holds_and_is_small() -> None:
     """At C = 9 and the theorem's learning rate; the paper's own C = 999 has a bound above all possible values."""
     base = replace(BASE, C=9.0, eps=0.1, w1=0.0, steps=250_000)
     constants = base.problem.constants(base.w1)
@@ -279,7 +279,8 @@ def test_in_one_dimension_avagrad_is_sgd_after_its_first_step(curves: dict[str, 
 # --- settings, seeds and samples -----------------------------------------------------------------
 
 
-def test_other_numbers_are_not_compiled_again(curves: dict[str, Curve]) -> None:
+@pytest.mark.usefixtures("curves")  # they are compiled
+def test_other_numbers_are_not_compiled_again() -> None:
     """They are tensors; were one of them baked into the programs, the results would be those of another setting."""
     other = replace(BASE, C=20.0, delta=0.5, lr=0.01, beta2=0.8, eps=0.1, w1=0.9, steps=500)
     before = torch._dynamo.utils.counters["stats"]["unique_graphs"]

@@ -202,7 +202,9 @@ def claiming(size: int) -> bytes:
 
 
 @pytest.mark.parametrize(
-    "content", [None, b"", b"not an archive", gzip.compress(b"x" * 10**5)[:-9], claiming(0), claiming(1 << 40)]
+    "content",
+    [None, b"", b"not an archive", gzip.compress(b"x" * 10**5)[:-9], claiming(0), claiming(1 << 40)],
+    ids=["missing", "empty", "no archive", "truncated", "incomplete", "too large"],  # gzip writes the time
 )
 def test_a_download_that_fails_leaves_nothing(tmp_path: Path, served: tuple[str, Path], content: bytes | None) -> None:
     address, root = served

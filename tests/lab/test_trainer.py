@@ -169,7 +169,7 @@ def test_lines_after_the_checkpoint_are_cut_off(tmp_path: Path) -> None:
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_the_number_of_threads_is_the_first_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_number_of_threads_is_the_first_ones(tmp_path: Path) -> None:
     seen: list[int] = []
 
     class Count(StopAt):

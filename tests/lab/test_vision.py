@@ -311,7 +311,7 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", [b"numpy\nndarray", b"numpy\ndtype", b"_codecs\nencode"])
 @pytest.mark.parametrize("state", [b"}U\x05shapeK\x01s", b"N}U\x05shapeK\x01s\x86"])
-def test_a_hostile_pickle_cannot_change_what_stands_in(tmp_path: Path, name: bytes, state: bytes) -> None:
+def test_a_hostile_pickle_cannot_change_what_stands_in(name: bytes, state: bytes) -> None:
     before = dict(vars(images._Stub))
     with pytest.raises(ValueError, match=r"cannot be read as a pickle(?!.*it holds)"):  # it is not even made
         images._read_file(Path("x"), b"\x80\x02c" + name + b"\n" + state + b"b.", classes=10, complete=10_000)

@@ -220,7 +220,7 @@ def test_the_ends_of_the_range_of_eps(path: str, eps: float) -> None:
 @pytest.mark.parametrize("path", EVERY_PATH)
 def test_the_norm_of_many_parameters_keeps_its_digits(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A tensor larger than a block, at the smallest eps; gamma against float64."""
-    monkeypatch.setattr(loop, "BLOCK", 2**20)
+    monkeypatch.setattr(loop, "CPU_BLOCK", 2**20)
     big = torch.nn.Parameter(torch.zeros(3, 500_001))
     small = torch.nn.Parameter(torch.zeros(1000))
     opt = AvaGrad([big, small], eps=1e-15, **EVERY_PATH[path])

@@ -211,7 +211,7 @@ def test_foreach_rounds_a_large_tensor_block_by_block(rounding: str, monkeypatch
     start = torch.randn(30, 70, generator=rng).to(torch.bfloat16).t()
     grads = [torch.randn(70, 30, generator=rng) for _ in range(4)]
     _, whole = run(("cpu", {"foreach": True}), start, grads, rounding=rounding)
-    monkeypatch.setattr(loop, "BLOCK", 500)
+    monkeypatch.setattr(loop, "CPU_BLOCK", 500)
     _, parts = run(("cpu", {"foreach": True}), start, grads, rounding=rounding)
     assert torch.equal(whole, parts)
 

@@ -98,7 +98,7 @@ def test_foreach_makes_no_second_copy_of_the_parameters(
     dtype: torch.dtype, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     block = 2**14
-    monkeypatch.setattr(loop, "BLOCK", block)
+    monkeypatch.setattr(loop, "CPU_BLOCK", block)
     params = [torch.nn.Parameter(torch.zeros(block // 2 + 1, dtype=dtype)) for _ in range(8)]
     params.append(torch.nn.Parameter(torch.zeros(6, block, dtype=dtype)))  # one that is larger than a block
     opt = AvaGrad(params, foreach=True, **options)
@@ -134,7 +134,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     for grads in gradients(one, 15):
         step_with(whole, one, grads)
         with monkeypatch.context() as patch:
-            patch.setattr(loop, "BLOCK", 4)
+            patch.setattr(loop, "CPU_BLOCK", 4)
             step_with(pieces, two, grads)
     for p, q in zip(one, two, strict=True):
         torch.testing.assert_close(p, q, rtol=1e-13, atol=1e-14)
@@ -144,7 +144,7 @@ def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_blocks_cover_a_tensor_once(shape: list[int], size: int) -> None:
     x = torch.zeros(shape)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loop, "BLOCK", size)
+        patch.setattr(loop, "CPU_BLOCK", size)
         pieces = loop.blocks(x)
     for piece in pieces:
         piece += 1

@@ -61,11 +61,3 @@ def test_a_step_of_the_loop_goes_through_few_files() -> None:
     finally:
         sys.setprofile(None)
     assert files == {"optimizer.py", "step.py", "params.py", "norm.py", "loop.py", "rules.py"}
-
-
-def test_nothing_of_torch_is_reached_by_its_address() -> None:
-    for path in SOURCES:
-        text = path.read_text()
-        assert not any(word in text for word in ("from_address", "_ZN", "aoti_torch", "PyDict_", "pythonapi")), (
-            path.name
-        )

@@ -9,6 +9,7 @@ from typer.core import TyperGroup
 
 from avagrad import __version__
 from avagrad.cli import lab, report, tuning
+from avagrad.lab.command import EXPECTED
 from avagrad.stopping import Stopped
 from avagrad.tune.loop import TuningError
 from avagrad.tune.storage import StorageError
@@ -59,6 +60,6 @@ def main(arguments: Sequence[str] | None = None) -> None:
     """
     try:
         app(arguments)
-    except (ValueError, TypeError, OSError, ImportError, TuningError, WorkerError, StorageError) as error:
+    except (*EXPECTED, TuningError, WorkerError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)

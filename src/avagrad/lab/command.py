@@ -66,10 +66,7 @@ def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str
 
 
 class Lines(Callback):
-    """Prints a line for each record."""
-
-    def __init__(self, stream: Any = None) -> None:
-        self.stream = stream or sys.stderr
+    """Prints a line for each record, to the standard error."""
 
     def on_start(self, config: Config, done: int, total: int) -> None:
         """Print the task and the method."""
@@ -84,7 +81,7 @@ class Lines(Callback):
 
     def _print(self, line: str) -> None:
         with contextlib.suppress(OSError):  # a closed stream must not end the run
-            print(line, file=self.stream, flush=True)
+            print(line, file=sys.stderr, flush=True)
 
 
 def summary(result: Mapping[str, Any], unit: str) -> str:

@@ -1,8 +1,8 @@
 """The table of methods: the paper's, AvaStep, and its baselines.
 
 A record has the class, its fixed arguments, its defaults, and the best known settings on each task. Every setting has
-a source: ``paper`` ("Domain-independent Dominance of Adaptive Methods") or ``ours``. A setting without a source is
-missing, and must be given.
+a source: ``paper`` ("Domain-independent Dominance of Adaptive Methods") or ``ours``. A setting without a source must be
+given.
 """
 
 import inspect

@@ -87,7 +87,7 @@ class AdamRule(FunctionRule):
     """The rule of torch.optim.Adam and AdamW, with the settings of one parameter group."""
 
     keys = ("eps", "weight_decay", "maximize")
-    state_keys = ("decoupled_weight_decay",)
+    flag_keys = ("decoupled_weight_decay",)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

@@ -61,7 +61,7 @@ def adabound_step(
 @dataclass(frozen=True)
 class _AdaBoundRule(FunctionRule):
     keys = ("base_lr", "eps", "final_lr", "gamma", "weight_decay", "maximize")
-    state_keys = ("amsbound",)
+    flag_keys = ("amsbound",)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

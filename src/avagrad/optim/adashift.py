@@ -76,7 +76,7 @@ def _power(base: Scalar, exponent: Scalar) -> Scalar:
 @dataclass(frozen=True)
 class _AdaShiftRule(FunctionRule):
     keys = ("eps", "reduce", "weight_decay", "maximize")
-    state_keys = ("keep", "reduce")
+    flag_keys = ("keep", "reduce")
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

@@ -53,7 +53,7 @@ def adopt_step(
 @dataclass(frozen=True)
 class _AdoptRule(FunctionRule):
     keys = ("eps", "weight_decay", "maximize")
-    state_keys = ("decoupled_weight_decay",)
+    flag_keys = ("decoupled_weight_decay",)
 
     def apply(
         self, p: Tensor, w: Tensor, g: Tensor, state: Sequence[Tensor], step: Scalar, gamma: Scalar

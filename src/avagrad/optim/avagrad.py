@@ -41,11 +41,12 @@ class DelayedOptimizer(RuleOptimizer):
             lambda x: x is None or (is_finite(x) and 1 < x <= 1e15),
         ),
     }
-    _choices = (
+    _rechecked_keys = (
         "eps", "norm", "norm_of", "rounding", "rounding_seed", "clip_update", "clip_moment",
         "bias_correction", "active_only", "decoupled_weight_decay", "maximize",
     )  # fmt: skip
     _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")
+    _process_group: Any = None  # of an optimizer that was copied or unpickled
 
     def __init__(self, params: ParamsT, defaults: Group, process_group: Any) -> None:
         self._process_group = process_group

@@ -18,7 +18,7 @@ class FunctionRule(Rule):
     """A rule that is one function of a parameter and its state. A subclass sets the function and its arguments."""
 
     keys: ClassVar[tuple[str, ...]]  # keys of a group that are arguments of the function, besides lr and betas
-    state_keys: ClassVar[tuple[str, ...]]  # keys of a group that decide what the state contains
+    flag_keys: ClassVar[tuple[str, ...]]  # keys of a group that are the rule's flags: a change takes a new snapshot
 
     lr: Scalar
     others: dict[str, Any]
@@ -29,7 +29,7 @@ class FunctionRule(Rule):
         """Return the rule for a parameter group."""
         beta1, beta2 = group["betas"]
         others = {"beta1": beta1, "beta2": beta2, **{key: group[key] for key in cls.keys}}
-        return cls(group["lr"], others, tuple(group[key] for key in cls.state_keys))
+        return cls(group["lr"], others, tuple(group[key] for key in cls.flag_keys))
 
 
 def with_l2(w: Tensor, g: Tensor, weight_decay: Scalar, maximize: bool) -> Tensor:

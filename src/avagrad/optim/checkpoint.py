@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
-from avagrad.optim.params import Group, moment_dtype
-from avagrad.optim.sharding import is_dtensor, local_part
+from avagrad.optim.params import Group
+from avagrad.optim.rounding import moment_dtype
+from avagrad.optim.sharding import PLAIN, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from avagrad.optim.optimizer import RuleOptimizer
@@ -126,7 +127,7 @@ def _fitting_state(
 @torch.no_grad()
 def _reject_bad_numbers(what: str, key: str, value: Tensor, *, finite: bool) -> None:
     value = local_part(value)
-    if not value.numel() or value.is_meta or type(value) not in (Tensor, torch.nn.Parameter):
+    if not value.numel() or value.is_meta or type(value) not in PLAIN:
         return  # it has no values to check
     if value.isnan().any():
         raise ValueError(f"{what} holds a NaN, but must hold numbers: it is from a training that has failed.")
@@ -140,6 +141,6 @@ def _matched(opt: "RuleOptimizer", state_dict: StateDict) -> list[tuple[Any, Ten
     """Return (saved id, parameter, group) for each parameter, in order."""
     return [
         (saved_id, p, {**own, **saved})
-        for own, saved in zip(opt.param_groups, state_dict["param_groups"], strict=False)
-        for p, saved_id in zip(own["params"], saved["params"], strict=False)
+        for own, saved in zip(opt.param_groups, state_dict["param_groups"], strict=True)
+        for p, saved_id in zip(own["params"], saved["params"], strict=True)
     ]

@@ -18,8 +18,8 @@ from avagrad.optim.backends import choose, fused
 from avagrad.optim.checkpoint import load_state_dict
 from avagrad.optim.in_backward import StepInBackward
 from avagrad.optim.norm import Norm
-from avagrad.optim.params import Group, Params, ParamView, moment_dtype
-from avagrad.optim.rounding import is_half
+from avagrad.optim.params import Group, Params, ParamView
+from avagrad.optim.rounding import is_half, moment_dtype
 from avagrad.optim.rules import Rule
 from avagrad.optim.sharding import Sharding, local_part
 from avagrad.optim.step import Step
@@ -39,7 +39,7 @@ class RuleOptimizer(Optimizer):
 
     _rule_class: ClassVar[type[Rule]]
     _allowed: ClassVar[Allowed] = ALLOWED
-    _choices: ClassVar[tuple[str, ...]] = ()  # keys that are validated again at each new snapshot
+    _rechecked_keys: ClassVar[tuple[str, ...]] = ()  # they are validated again at each new snapshot
     # A checkpoint whose groups lack one of these is from another optimizer, such as torch.optim.Adam.
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
@@ -50,7 +50,6 @@ class RuleOptimizer(Optimizer):
 
     _params: Params | None = None
     _in_backward: StepInBackward | None = None
-    _process_group: Any = None
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         defaults = {key: plain_number(value) for key, value in defaults.items()}
@@ -222,7 +221,7 @@ class RuleOptimizer(Optimizer):
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
         for group in self.param_groups:
-            chosen = {key: group[key] for key in self._choices if key in self.defaults}
+            chosen = {key: group[key] for key in self._rechecked_keys if key in self.defaults}
             check_values(type(self).__name__, chosen, self._allowed)
             self._check_combination(group)
         self._check_together(self.param_groups)

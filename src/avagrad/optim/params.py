@@ -5,14 +5,13 @@ from itertools import chain
 from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
 from torch import Tensor
 
 from avagrad.optim.backends.choose import backends_for
 from avagrad.optim.backends.loop import Backend
 from avagrad.optim.rounding import is_half
 from avagrad.optim.rules import Rule, Scalar, scalar_dtype
-from avagrad.optim.sharding import Sharding, is_dtensor, local_part
+from avagrad.optim.sharding import PLAIN, Sharding, is_dtensor, local_part
 
 if TYPE_CHECKING:
     from avagrad.optim.optimizer import RuleOptimizer
@@ -21,10 +20,8 @@ __all__ = ["ParamView", "Params"]
 
 Group = dict[str, Any]
 
-_WIDER = {torch.float16: torch.float32, torch.bfloat16: torch.float32}
-_PLAIN = (Tensor, torch.nn.Parameter)
 # Keys of a group, besides the flags of its rule, that decide which tables and kernels a step uses.
-_CHOICES = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
+_LAYOUT_KEYS = ("foreach", "fused", "capturable", "rounding", "rounding_seed")
 
 
 class ParamView(NamedTuple):
@@ -82,10 +79,10 @@ class Params:
         self._found = {id(view.param): (each, i) for each in self.backends for i, view in enumerate(each.views)}
 
         # What matches() compares with.
-        self._choices = _choices(groups, rules)
+        self._layout = _layout(groups, rules)
         self._state_values = list(_state_values(opt))
         tensors = chain.from_iterable((view.param, view.step, *view.state, view.compensation) for view in self.views)
-        self._addressed = [x for x in tensors if x is not None and type(x) in _PLAIN]
+        self._addressed = [x for x in tensors if x is not None and type(x) in PLAIN]
         self._addresses = self._current_addresses()
         self._freezable = [p for ps, rule in zip(self.params, rules, strict=True) if rule.counts_from_start for p in ps]
         self._frozen = [not p.requires_grad for p in self._freezable]
@@ -99,7 +96,7 @@ class Params:
         return (
             len(groups) == len(self.params)
             and all(_same(group["params"], known) for group, known in zip(groups, self.params, strict=True))
-            and _choices(groups, rules) == self._choices
+            and _layout(groups, rules) == self._layout
             and _same(list(_state_values(opt)), self._state_values)
             and self._current_addresses() == self._addresses
             and all(backend.fits() for backend in self.backends)
@@ -126,11 +123,6 @@ class Params:
         return addresses
 
 
-def moment_dtype(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of a parameter's moments: float32 for half precision, else the parameter's."""
-    return _WIDER.get(dtype, dtype)
-
-
 def _view(
     opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, param_id: int
 ) -> ParamView:
@@ -148,8 +140,10 @@ def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bo
     return rule.counts_from_start and not p.requires_grad and p.grad is None and state["step"].item() == 0
 
 
-def _choices(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
-    return [(*map(group.get, _CHOICES), rule.flags, rule.checked) for group, rule in zip(groups, rules, strict=True)]
+def _layout(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
+    return [
+        (*map(group.get, _LAYOUT_KEYS), rule.flags, rule.checked) for group, rule in zip(groups, rules, strict=True)
+    ]
 
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:

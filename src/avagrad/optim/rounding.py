@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avagrad.optim.rules import Scalar
 
-__all__ = ["ROUNDINGS", "is_half", "random_bits", "rounded_at_random", "store"]
+__all__ = ["ROUNDINGS", "is_half", "moment_dtype", "random_bits", "rounded_at_random", "store"]
 
 ROUNDINGS = ("nearest", "stochastic", "kahan")
 _LOW = 0xFFFFFFFF
@@ -22,6 +22,11 @@ _LOW = 0xFFFFFFFF
 def is_half(dtype: torch.dtype) -> bool:
     """Return whether parameters of this dtype are rounded."""
     return dtype in (torch.bfloat16, torch.float16)
+
+
+def moment_dtype(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype of the moments of a parameter."""
+    return torch.float32 if is_half(dtype) else dtype
 
 
 def store(

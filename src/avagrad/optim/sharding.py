@@ -15,13 +15,16 @@ from torch import Tensor
 __all__ = ["Sharding"]
 
 
+PLAIN = (Tensor, torch.nn.Parameter)  # tensors that are no subclass, such as a DTensor
+
+
 # --- the local part --------------------------------------------------------------------------------------------------
 
 
 def is_dtensor(x: Tensor) -> bool:
     """Return whether a tensor is a DTensor."""
     module = sys.modules.get("torch.distributed.tensor")  # without this import there are no DTensors
-    return module is not None and type(x) not in (Tensor, torch.nn.Parameter) and isinstance(x, module.DTensor)
+    return module is not None and type(x) not in PLAIN and isinstance(x, module.DTensor)
 
 
 def local_part(x: Tensor, like: Tensor | None = None) -> Tensor:

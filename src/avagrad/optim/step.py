@@ -5,11 +5,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends.loop import Loop
+from avagrad.optim.backends.loop import Backend, Loop
 from avagrad.optim.rules import Rule, Scalar, scalar_dtype
 
 if TYPE_CHECKING:
-    from avagrad.optim.backends.loop import Backend
     from avagrad.optim.optimizer import RuleOptimizer
 
 __all__ = ["Step"]

@@ -1,1 +1,1 @@
-"""What people look at: figures from records. Numbers are worked out in one module, and drawn in another."""
+"""One page about a folder: figures, tables and findings, from records alone."""

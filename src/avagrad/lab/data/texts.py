@@ -22,6 +22,8 @@ WANTED = (
 
 TOKEN_FILES = ("train.bin", "val.bin")  # each token a 16-bit unsigned integer, as in nanoGPT
 
+_PIECE = 2**20  # characters that are encoded at a time
+
 Tokens = numpy.typing.NDArray[numpy.integer]
 
 
@@ -120,10 +122,10 @@ def _encode(texts: list[str]) -> tuple[str, list[Tokens]]:
     ]
 
 
-def _code_points(text: str, size: int = 2**20) -> Iterator[Tokens]:
+def _code_points(text: str) -> Iterator[Tokens]:
     """Yield the code points of a text, in pieces: all of them would need several times its memory."""
-    for start in range(0, max(1, len(text)), size):
-        yield numpy.frombuffer(text[start : start + size].encode("utf-32-le", "surrogatepass"), numpy.uint32)
+    for start in range(0, max(1, len(text)), _PIECE):
+        yield numpy.frombuffer(text[start : start + _PIECE].encode("utf-32-le", "surrogatepass"), numpy.uint32)
 
 
 def read_tokens(folder: str | Path) -> dict[str, Tokens] | None:

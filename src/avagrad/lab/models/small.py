@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 
-import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 
 
@@ -11,6 +10,7 @@ class DigitsMLP(nn.Sequential):
 
     A bias there would have no effect, and a gradient of rounding noise: its rates would spoil AvaGrad's norm.
 
+    >>> import torch
     >>> DigitsMLP()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
@@ -31,6 +31,7 @@ class DigitsMLP(nn.Sequential):
 class DigitsConv(nn.Module):
     """Three 3 x 3 convolutions, the last two strided instead of pooled, BatchNorm after each, one linear layer.
 
+    >>> import torch
     >>> DigitsConv()(torch.zeros(2, 1, 8, 8)).shape
     torch.Size([2, 10])
     """
@@ -49,6 +50,7 @@ class DigitsConv(nn.Module):
 class SmallConv(nn.Module):
     """Three 3 x 3 convolutions, the last two strided, BatchNorm and ReLU after each, average pool, one linear layer.
 
+    >>> import torch
     >>> sum(p.numel() for p in SmallConv().parameters())
     24346
     >>> SmallConv(100)(torch.zeros(2, 3, 32, 32)).shape

@@ -4,7 +4,6 @@ The initialisation is that of the authors' code: convolutions normal with varian
 backward pass ("fan-out"), BatchNorm with scale 1 and shift 0, the linear layer as torch's but with a bias of zero.
 """
 
-import torch  # noqa: F401  (for the examples)
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812  (torch's own convention)
 
@@ -35,6 +34,7 @@ class WideBlock(nn.Module):
 class WideResNet(nn.Module):
     """A convolution, three groups of blocks, ``width`` times as wide as a ResNet's, average pool, linear layer.
 
+    >>> import torch
     >>> with torch.device("meta"):
     ...     models = WideResNet(28, 4), WideResNet(28, 10)
     >>> [sum(p.numel() for p in model.parameters()) for model in models]

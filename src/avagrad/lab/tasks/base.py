@@ -72,7 +72,7 @@ class Task(ABC):
     unit: ClassVar[str] = ""  # of `error`
     precision_on_cuda: ClassVar[str] = "bf16"
     data_wanted: ClassVar[str | None] = None  # the data that the paper's presets need, if they are optional otherwise
-    no_decay: ClassVar[bool] = False  # whether to use avagrad.no_decay_groups
+    no_decay: ClassVar[bool] = False  # whether to use avagrad.optim.no_decay_groups
     scores_in_batches: ClassVar[bool] = False  # scores() needs no more memory than a training step
     fits_a_graph: ClassVar[bool] = True  # every step runs the same operations, on data that is on the device
 

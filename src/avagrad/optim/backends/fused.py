@@ -14,7 +14,9 @@ from torch import Tensor
 
 from avagrad.optim.backends import native
 from avagrad.optim.backends.loop import Backend
+from avagrad.optim.rounding import moment_dtype
 from avagrad.optim.rules import Delayed, Flags, Rule
+from avagrad.optim.sharding import PLAIN
 
 if TYPE_CHECKING:
     from avagrad.optim.params import ParamView
@@ -22,9 +24,8 @@ if TYPE_CHECKING:
 
 __all__ = ["Fused"]
 
-_PLAIN = (Tensor, torch.nn.Parameter)
-_HALF = (torch.bfloat16, torch.float16)
-_DTYPES = {"cuda": (torch.float32, *_HALF), "cpu": (torch.float32, torch.float64, *_HALF)}
+_ON_GPU = (torch.float32, torch.bfloat16, torch.float16)
+_DTYPES = {"cuda": _ON_GPU, "cpu": (*_ON_GPU, torch.float64)}
 # Coordinates and warps per Triton program: shorter blocks are faster, but have larger tables.
 BLOCK, WARPS = 1024, 4
 CPU_BLOCK = 16384
@@ -51,7 +52,7 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
             return f"a parameter is {p.dtype}; on {p.device.type} it must be one of {names}"
         if p.is_inference():
             return "a parameter is an inference tensor, which autograd does not allow to be written to"
-        if type(p) not in _PLAIN:
+        if type(p) not in PLAIN:
             return f"a parameter is a {type(p).__name__}; it must be a plain tensor"
         if not _is_dense(p):
             return f"a parameter of shape {tuple(p.shape)} has gaps or overlaps in memory (strides {p.stride()})"
@@ -63,10 +64,10 @@ def unsupported_reason(params: Sequence[Tensor]) -> str | None:
 def fit(views: Sequence["ParamView"]) -> bool:
     """Return whether the states of these parameters have the layout that the kernels read."""
     for view in views:
-        wide, compensation = torch.float32 if view.w.dtype in _HALF else view.w.dtype, view.compensation
+        wide, compensation = moment_dtype(view.w.dtype), view.compensation
         expected = [(x, wide) for x in view.state] + ([] if compensation is None else [(compensation, view.w.dtype)])
         fits = all(same_layout(x, view.w) and x.dtype == dtype for x, dtype in expected)
-        is_here = all(type(x) in _PLAIN and x.device == view.w.device for x, _ in [*expected, (view.step, 0)])
+        is_here = all(type(x) in PLAIN and x.device == view.w.device for x, _ in [*expected, (view.step, 0)])
         if not (fits and is_here and view.step.dtype == torch.float32 and view.step.dim() == 0):
             return False
     return True
@@ -197,7 +198,7 @@ class Fused(Backend):
         if len(present) != len(grads):
             ws = [w for w, g in zip(ws, grads, strict=True) if g is not None]
             known = layouts(ws)
-        is_plain = set(map(type, present)) <= {*_PLAIN} and not any(map(Tensor.is_neg, present))
+        is_plain = set(map(type, present)) <= {*PLAIN} and not any(map(Tensor.is_neg, present))
         addresses = list(map(Tensor.data_ptr, present)) if is_plain and layouts(present) == known else [0]
         if not all(addresses):
             copies = [x for g, w in zip(present, ws, strict=True) if (x := _laid_out(g, w)) is not None]
@@ -299,7 +300,7 @@ def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
     """Return a gradient in the layout of its parameter, copied if necessary; None if no kernel can read it."""
     if g.layout != torch.strided or g.dtype != w.dtype or g.device != w.device:
         return None
-    is_plain = type(g) in _PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
+    is_plain = type(g) in PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
     return g if is_plain and same_layout(g, w) else torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)
 
 

@@ -21,7 +21,7 @@ CPU_BLOCK = 2**20  # on a CPU: temporaries stay in its caches
 
 def block_size(device: torch.device) -> int:
     """Return how many coordinates a block has on a device."""
-    return min(BLOCK, CPU_BLOCK) if device.type == "cpu" else BLOCK
+    return CPU_BLOCK if device.type == "cpu" else BLOCK
 
 
 def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
