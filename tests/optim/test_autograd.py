@@ -112,6 +112,20 @@ def test_a_rule_has_the_numbers_of_its_class(name: str) -> None:
 # --- GradScaler ----------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("name", DELAYED)
+def test_a_scaler_without_any_gradient(name: str) -> None:
+    """It passes the number 0 instead of a tensor. The next step is an ordinary one."""
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = optimizer_class(name)([w], fused=True)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(torch.ones(1))
+    scaler.step(opt)
+    assert not opt.state
+    w.grad = torch.ones(3)
+    opt.step()
+    assert opt.state[w]["step"] == 1
+
+
 @pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
 @pytest.mark.parametrize("first", [True, False])
 def test_a_step_that_the_scaler_skips_changes_nothing(name: str, path: str, first: bool) -> None:

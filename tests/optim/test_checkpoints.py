@@ -153,6 +153,20 @@ def test_a_state_of_a_sibling_brings_its_moments_alone(saved: str, loading: str)
     assert torch.equal(opt.state[w]["exp_avg"], before.state[w]["exp_avg"])
 
 
+@pytest.mark.parametrize(("name", "path"), NAMES_AND_PATHS)
+def test_a_model_that_becomes_float64_in_mid_run(name: str, path: str) -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = optimizer_class(name)([w], lr=0.1, **EVERY_PATH[path])
+    w.grad = torch.ones(3)
+    opt.step()
+    w.data = torch.full((3,), 1 / 3, dtype=torch.float64)
+    w.grad = torch.ones(3, dtype=torch.float64)
+    opt.param_groups[0]["lr"] = 0.0
+    opt.step()
+    assert (w == 1 / 3).all()
+    assert all(x.dtype == torch.float64 for key, x in opt.state[w].items() if key != "step" and x.dim())
+
+
 def test_an_old_adam_state_counts_in_python_numbers() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([w])
@@ -173,6 +187,18 @@ def test_an_old_adam_state_counts_in_python_numbers() -> None:
         (lambda s: s["state"][0].update(exp_avg=torch.zeros(5)), r"exp_avg has the shape \(5,\), but must have \(2,\)"),
         (lambda s: s["state"][0].update(exp_avg=None), r"has no exp_avg, but must have step, exp_avg, exp_avg_sq"),
         (lambda s: s["state"][0].update(step=None), r"has no step, but must have step, exp_avg, exp_avg_sq"),
+        (
+            lambda s: s["state"].update({0: None}),
+            r"the loaded state of a parameter of shape \(2,\) is None, but must be",
+        ),
+        (
+            lambda s: s["state"][0].update(exp_avg=torch.zeros(2).to_sparse()),
+            r"(?s)the loaded exp_avg .*layout=torch.sparse_coo.* but must be a tensor, real and dense",
+        ),
+        (
+            lambda s: s["state"][0].update(exp_avg=torch.zeros(2, dtype=torch.complex64)),
+            r"the loaded exp_avg .*0.\+0.j.* but must be a tensor, real and dense",
+        ),
         (lambda s: s["state"][0].update(exp_avg=0.5), r"the loaded exp_avg .*\(2,\) is 0.5, but must be a tensor"),
         (lambda s: s["state"][0].update(step="3"), r"the loaded step .* is '3', but must be a tensor"),
         (lambda s: s["state"][0].update(step=torch.tensor(NAN)), r"the loaded step .* holds a NaN"),

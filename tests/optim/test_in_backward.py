@@ -283,6 +283,17 @@ def test_a_context_that_is_not_entered_is_said_at_the_first_step() -> None:
     assert not torch.equal(w, before)
 
 
+def test_after_a_context_that_could_not_be_entered_an_ordinary_step_works(monkeypatch: pytest.MonkeyPatch) -> None:
+    w = torch.nn.Parameter(torch.ones(3))
+    opt = AvaGrad([w])
+    monkeypatch.setattr("avagrad.optim.in_backward.is_dtensor", lambda p: True)
+    with pytest.raises(ValueError, match="is a DTensor"), opt.step_in_backward():
+        pass
+    w.grad = torch.ones(3)
+    opt.step()
+    assert opt.state[w]["step"] == 1
+
+
 def test_a_context_may_be_made_first_and_entered_later() -> None:
     w, opt = simple()
     opt.step_in_backward()

@@ -36,6 +36,25 @@ def assert_as_the_loop(name: str, w: Tensor, grads: list[Tensor], path: str, dev
         torch.testing.assert_close(one.state[p][key], two.state[q][key], **close)
 
 
+@pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9])
+def test_an_infinite_gradient_that_the_clamp_bounds(beta1: float) -> None:
+    grads = [torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([INF, 1.0])]
+    for way in ("foreach", "native"):
+        options: dict[str, Any] = {"betas": (beta1, 0.999), "clip_update": 1.0, "lr": 0.1}
+        assert_as_the_loop("AvaGrad", torch.ones(2), grads, way, "cpu", **options)
+        _, p = run("AvaGrad", torch.ones(2), grads, way, **options)
+        assert p.isfinite().all()
+
+
+def test_diagnostics_with_an_infinite_second_moment() -> None:
+    opt, p = run("DelayedAdam", torch.ones(3), [torch.ones(3)] * 2, "loop", lr=0.1)
+    opt.state[p]["exp_avg_sq"][0] = INF
+    opt.refresh()
+    found = opt.diagnostics()
+    assert found["rate_max"] == pytest.approx(0.1, rel=0.01)
+    assert found["rate_min"] == pytest.approx(0.1, rel=0.01)
+
+
 @pytest.fixture(params=OTHERS)
 def path(request: pytest.FixtureRequest) -> str:
     return str(request.param)

@@ -91,7 +91,7 @@ def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     opt._check_together(groups)
     fitting = {**loaded, "param_groups": groups, "state": dict(loaded["state"])}
     for saved_id, p, group in _matched(opt, fitting):
-        if values := loaded["state"].get(saved_id):
+        if (values := loaded["state"].get(saved_id, {})) != {}:
             fitting["state"][saved_id] = _fitting_state(opt, p, group, values, foreign)
     return fitting
 
@@ -102,6 +102,8 @@ def _fitting_state(
     """Return the state of one parameter, or reject it."""
     owner, about = type(opt).__name__, f"of a parameter of shape {tuple(p.shape)}"
     wanted = {"step": False, **opt._state_tensors(group)}
+    if not isinstance(values, dict):
+        raise ValueError(f"{owner}: the loaded state {about} is {values!r}, but must be a dict of tensors.")
     if lacking := [key for key in wanted if values.get(key) is None]:
         raise ValueError(
             f"{owner}: the loaded state {about} has no {', '.join(lacking)}, but must have {', '.join(wanted)}."
@@ -113,8 +115,8 @@ def _fitting_state(
         if key not in values:
             continue
         value, shape = values[key], tuple(p.shape) if has_shape_of_p else ()
-        if not isinstance(value, Tensor):
-            raise ValueError(f"{owner}: the loaded {key} {about} is {value!r}, but must be a tensor.")
+        if not isinstance(value, Tensor) or value.layout != torch.strided or value.is_complex():
+            raise ValueError(f"{owner}: the loaded {key} {about} is {value!r}, but must be a tensor, real and dense.")
         if value.shape != shape:
             raise ValueError(
                 f"{owner}: the loaded {key} has the shape {tuple(value.shape)}, but must have {shape}, for a "

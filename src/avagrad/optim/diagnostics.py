@@ -91,6 +91,7 @@ def _bins(x: Tensor) -> Tensor:
 
 # The middle of each bin.
 _VALUES = ((torch.arange(_BINS, dtype=torch.int32, device="cpu") << 16) + 2**15).view(torch.float32).double()
+_VALUES[0x7F80] = math.inf
 
 
 def _share_of_top(counts: Tensor, norm: int) -> float:

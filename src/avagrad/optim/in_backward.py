@@ -42,6 +42,7 @@ class StepInBackward:
                 f"{self._owner}: step_in_backward() is entered while another one of this optimizer is in use or waits "
                 "for its step(): exit that one first."
             )
+        self._opt._in_backward = None  # an error leaves nothing that step() would wait for
         for p in (p for group in self._opt.param_groups for p in group["params"]):
             if is_dtensor(p):
                 raise ValueError(

@@ -192,7 +192,7 @@ class RuleOptimizer(Optimizer):
 
     def _fit_state(self, p: Tensor, group: Group, for_kernels: bool) -> None:
         state, keys = self.state[p], self._state_tensors(group)
-        for key, has_shape_of_p in keys.items():
+        for key, has_shape_of_p in {"step": False, **keys}.items():
             if key not in state or (has_shape_of_p and state[key].shape != p.shape):
                 found = "is missing"
                 if key in state:
@@ -205,8 +205,12 @@ class RuleOptimizer(Optimizer):
             state.pop("compensation", None)  # an old rounding error must not be added later
         elif "compensation" not in state:
             state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
+        dtype = moment_dtype(p.dtype)
+        for key, has_shape_of_p in keys.items():  # the parameter's dtype may have changed
+            if has_shape_of_p and state[key].dtype != dtype:
+                state[key] = state[key].to(dtype)
         if for_kernels:
-            fused.lay_out(p, state, {**dict.fromkeys(keys, moment_dtype(p.dtype)), "compensation": p.dtype})
+            fused.lay_out(p, state, {**dict.fromkeys(keys, dtype), "compensation": p.dtype})
 
     def _join(self, p: Tensor, rules: Sequence[Rule]) -> ParamView | None:
         """Return the view of a parameter that was added during a step, with a new state; None if it is not ours."""

@@ -14,7 +14,6 @@ from torch import Tensor
 
 __all__ = ["Sharding"]
 
-
 PLAIN = (Tensor, torch.nn.Parameter)  # tensors that are no subclass, such as a DTensor
 
 

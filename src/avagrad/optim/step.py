@@ -29,7 +29,8 @@ class Step:
     def __init__(self, opt: "RuleOptimizer", *, in_backward: bool = False) -> None:
         self._opt, self._in_backward = opt, in_backward
         self.grad_scale: Tensor | None = None if in_backward else getattr(opt, "grad_scale", None)
-        self.found_inf: Tensor | None = None if in_backward else getattr(opt, "found_inf", None)
+        found_inf = None if in_backward else getattr(opt, "found_inf", None)
+        self.found_inf: Tensor | None = found_inf if isinstance(found_inf, Tensor) else None  # 0 if none had a gradient
         self.rules: list[Rule] = []
         self.totals: dict[torch.device, Tensor] = {}
         self._work: list[tuple[Backend, Any]] = []

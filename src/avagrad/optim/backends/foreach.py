@@ -208,7 +208,11 @@ def _delayed_step(batch: _Batch, gs: list[Tensor], steps: Steps, rule: Delayed, 
     sizes = list(torch._foreach_sqrt(vs))
     if flags.norm_of_step:
         gs = _bounded(gs, sizes, steps, rule)
-    torch._foreach_lerp_(ms, gs, 1 - rule.beta1)
+    if rule.beta1 > 0.5:
+        torch._foreach_lerp_(ms, gs, 1 - rule.beta1)
+    else:  # lerp would take an infinite gradient from itself
+        torch._foreach_mul_(ms, rule.beta1)
+        torch._foreach_add_(ms, gs, alpha=1 - rule.beta1)
     if not flags.bias_correction or isinstance(steps, list) or steps > 0:
         _move(ws, ms, vs, sizes, steps, rule, gamma)
     torch._foreach_mul_(vs, rule.beta2)
