@@ -30,7 +30,8 @@ from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, open_storage
 from avagrad.tune.study import Study
 from avagrad.tune.trial import evaluate
-from avagrad.tune.workers import WorkerError, base
+from avagrad.tune.workers import base
+from avagrad.tune.workers.base import WorkerError
 
 # --- what is asked for ---
 

@@ -34,7 +34,7 @@ from avagrad.tune.result import Progress, Result, Verdict
 from avagrad.tune.separability import Separability
 from avagrad.tune.space import Cell, Point
 from avagrad.tune.study import Study
-from avagrad.tune.workers import device_slots
+from avagrad.tune.workers.local import device_slots
 
 LR, EPS = "1e-3:1e3:7", "1e-4:1:5"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
@@ -416,7 +416,7 @@ def test_where_there_is_no_linux(tmp_path: Path) -> None:
             return read(path, *args, **kwargs)
         Path.read_text = no_proc
         from avagrad.tune import tune
-        from avagrad.tune.workers import WorkerError
+        from avagrad.tune.workers.base import WorkerError
         objective = lambda trial: trial.lr
         print(tune(objective, lr=[1, 2], extend=False, storage=sys.argv[1]).best)
         try:

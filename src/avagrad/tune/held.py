@@ -18,8 +18,6 @@ from avagrad.tune.storage import StorageError, patiently, storage_errors
 if TYPE_CHECKING:
     from avagrad.tune.study import Study
 
-__all__ = ["Held"]
-
 
 class Held:
     """A point that this process holds: renew its lease, then finish or fail it.

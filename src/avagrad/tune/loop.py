@@ -18,25 +18,15 @@ from avagrad.tune.separability import Separability, separability, verdict
 from avagrad.tune.space import NAMES, Axis, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import Study
-from avagrad.tune.workers import WorkerError, WorkerPool
-
-__all__ = ["SearchLoop", "TuningError"]
+from avagrad.tune.workers.base import WorkerError, WorkerPool
 
 
 class TuningError(RuntimeError):
-    """A search cannot continue; the message says why, and that finished points are kept.
-
-    >>> issubclass(TuningError, RuntimeError)
-    True
-    """
+    """A search cannot continue; the message says why, and that finished points are kept."""
 
 
 class SearchLoop:
-    """A running search: made by :func:`avagrad.tune.tune`, run once.
-
-    >>> SearchLoop.run.__name__
-    'run'
-    """
+    """A running search: made by :func:`avagrad.tune.tune`, run once."""
 
     def __init__(
         self,

@@ -12,8 +12,6 @@ from optuna.trial import FrozenTrial, TrialState
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 
-__all__ = ["Snapshot"]
-
 Pruned = optuna.TrialPruned
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 LIVE = (TrialState.WAITING, TrialState.RUNNING)
@@ -30,11 +28,7 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A study at one moment.
-
-    >>> Snapshot().records
-    ()
-    """
+    """A study at one moment."""
 
     records: tuple[Record, ...] = ()
     waiting: tuple[str, ...] = ()  # keys

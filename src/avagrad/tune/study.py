@@ -52,7 +52,7 @@ from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, is_url, open_storage, patiently, storage_errors
 
-__all__ = ["DIRECTIONS", "PRUNERS", "Held", "Snapshot", "Study", "pruner_named"]
+__all__ = ["DIRECTIONS", "PRUNERS", "Study", "pruner_named"]
 
 T = TypeVar("T")
 DIRECTIONS = ("minimize", "maximize")

@@ -18,16 +18,10 @@ from avagrad.tune.space import Space, Values, axes_of
 from avagrad.tune.storage import is_url
 from avagrad.tune.study import DIRECTIONS, Study, pruner_named
 from avagrad.tune.trial import Objective
-from avagrad.tune.workers import (
-    Batched,
-    InProcess,
-    Job,
-    LocalProcesses,
-    RayTasks,
-    RunTogether,
-    WorkerPool,
-    device_slots,
-)
+from avagrad.tune.workers.base import Job, WorkerPool
+from avagrad.tune.workers.batched import Batched, RunTogether
+from avagrad.tune.workers.local import InProcess, LocalProcesses, device_slots
+from avagrad.tune.workers.ray import RayTasks
 
 __all__ = ["tune"]
 

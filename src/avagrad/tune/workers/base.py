@@ -17,15 +17,9 @@ from avagrad.tune.storage import StorageError, patiently
 from avagrad.tune.study import Study
 from avagrad.tune.trial import Objective, evaluate
 
-__all__ = ["Job", "WorkerError", "WorkerPool", "new_name", "work_on_one"]
-
 
 class WorkerError(RuntimeError):
-    """Workers cannot run; the message says why.
-
-    >>> issubclass(WorkerError, RuntimeError)
-    True
-    """
+    """Workers cannot run; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -116,11 +110,7 @@ def work(job: Job, worker: str) -> None:
 
 
 class WorkerPool(ABC):
-    """The workers of a study: it starts them, replaces those that die, and stops them.
-
-    >>> WorkerPool.__abstractmethods__ >= {"start", "stop"}
-    True
-    """
+    """The workers of a study: it starts them, replaces those that die, and stops them."""
 
     def __init__(self, study: Study, *, timeout: float | None = None) -> None:
         self.study, self.timeout = study, timeout
@@ -170,9 +160,5 @@ class WorkerPool(ABC):
 
 
 def new_name() -> str:
-    """Return a name for a worker.
-
-    >>> len(new_name())
-    12
-    """
+    """Return a name for a worker."""
     return uuid.uuid4().hex[:12]

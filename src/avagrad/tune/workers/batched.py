@@ -14,17 +14,11 @@ from avagrad.tune.storage import StorageError, patiently
 from avagrad.tune.study import Study
 from avagrad.tune.workers.base import WorkerPool, new_name
 
-__all__ = ["Batched", "RunTogether"]
-
 RunTogether = Callable[[list[Point]], list[Record]]
 
 
 class Batched(WorkerPool):
-    """Runs all points at once in this process, by a function that takes a list of them.
-
-    >>> issubclass(Batched, WorkerPool)
-    True
-    """
+    """Runs all points at once in this process, by a function that takes a list of them."""
 
     def __init__(self, run: RunTogether, study: Study, *, lease: float) -> None:
         super().__init__(study)
