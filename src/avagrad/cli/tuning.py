@@ -15,7 +15,7 @@ from avagrad.lab.sweep import ENGINES, default_axes, sweep
 from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.optuna_trials import faults
-from avagrad.tune.records import read_records, write_records
+from avagrad.tune.records import read_records, sign_of, write_records
 from avagrad.tune.result import Progress, Result
 from avagrad.tune.scores import scores
 from avagrad.tune.search import plan
@@ -144,7 +144,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
         if key not in finished and (own := faults(reasons)):
             typer.echo(f"failed: {key}: {own[-1]}")
     known = scores(seen.records, direction=study.direction)
-    sign = 1 if study.direction == "minimize" else -1
+    sign = sign_of(study.direction)
     several = any(score.count > 1 for score in known.values())
     for cell in sorted(known, key=lambda cell: known[cell].rank)[:5]:
         score = known[cell]

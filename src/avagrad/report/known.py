@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, sign_of
 from avagrad.tune.scores import Score, best, scores
 from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import Cell, Point, Space, axis
@@ -78,4 +78,4 @@ def known_of(given: Sequence[Record], direction: str = "minimize") -> Known:
     # A cell is known when the last of its seeds is.
     order = dict.fromkeys(point.cell for point in reversed(records))
     space = space_of(tuple(records.values())) if records else None
-    return Known(space, {cell: known[cell] for cell in reversed(order)}, -1.0 if direction == "maximize" else 1.0)
+    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign_of(direction))

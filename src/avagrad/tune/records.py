@@ -17,7 +17,7 @@ from avagrad.checks import is_number, is_whole, require
 from avagrad.files import plain, write_atomic
 from avagrad.tune.space import NAMES, Point, axis_value
 
-__all__ = ["Record", "read_records", "worst", "write_records"]
+__all__ = ["Record", "read_records", "sign_of", "worst", "write_records"]
 
 _OWN = (*NAMES, "seed", "value", "diverged", "diverged_at", "pruned", "seconds")
 
@@ -31,6 +31,15 @@ def worst(direction: str) -> float:
     if direction not in ("minimize", "maximize"):
         raise ValueError(f"direction is {direction!r}, but must be 'minimize' or 'maximize'.")
     return math.inf if direction == "minimize" else -math.inf
+
+
+def sign_of(direction: str) -> float:
+    """Return the sign that makes a value a loss, of which less is better.
+
+    >>> sign_of("minimize"), sign_of("maximize")
+    (1.0, -1.0)
+    """
+    return math.copysign(1.0, worst(direction))
 
 
 @dataclass(frozen=True)

@@ -3,11 +3,10 @@
 A study may have been run on several grids, one after the other. Those that share values of lr or eps form one table.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from avagrad.tune.records import worst
+from avagrad.tune.records import sign_of, worst
 from avagrad.tune.scores import Score, best
 from avagrad.tune.separability import separability
 from avagrad.tune.space import NAMES, Axis, Cell, Space, axis, shown
@@ -27,12 +26,12 @@ def tables(known: Mapping[Cell, Score], *, direction: str = "minimize", width: i
          0.1   0.5    -
            1  0.25  inf
     """
-    sign = 1 if worst(direction) > 0 else -1
+    sign = sign_of(direction)
     texts = {
         cell: _short(sign * score.loss) + ("*" if score.pruned and not score.failed else "")
         for cell, score in known.items()
     }
-    diverged = f"{sign * math.inf}"
+    diverged = f"{worst(direction)}"
     return "\n\n".join(_section(grid, {cell: texts[cell] for cell in grid}, diverged, width) for grid in grids(known))
 
 

@@ -19,7 +19,7 @@ from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
 from avagrad.report.known import Known, space_of
 from avagrad.report.reading import Collection
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, sign_of
 from avagrad.tune.scores import Score, scores
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability, two_digits
@@ -166,7 +166,7 @@ def heat_map(
     if not records:
         raise ValueError(f"{name}: a heat map needs records with an lr and an eps.")
     cells = scores(records, direction=direction)
-    sign = 1.0 if direction == "minimize" else -1.0
+    sign = sign_of(direction)
     space, way = space_of(records), "path of the search"
     path: tuple[Cell, ...] = ()
     if _needs_bins(space, len(cells)):
