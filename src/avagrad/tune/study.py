@@ -16,7 +16,6 @@ take, renew, finish and reclaim points at any moment, and may be killed at any m
 
 import contextlib
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,7 +47,7 @@ from avagrad.tune.optuna_trials import (
     snapshot_of,
     to_run,
 )
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, worst
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, is_url, open_storage, patiently, storage_errors
 
@@ -197,7 +196,7 @@ class Study:
         ...     Study(f"{place}/a.journal", "a", direction="maximize").worst
         -inf
         """
-        return math.inf if self.direction == "minimize" else -math.inf
+        return worst(self.direction)
 
     # --- reading ---
 
@@ -269,7 +268,7 @@ class Study:
             finished.add(record.point.key)
             attributes = {SECONDS: record.seconds, FACTS: dict(record.facts), DIVERGED: record.diverged_at}
             state = TrialState.PRUNED if record.pruned else TrialState.COMPLETE
-            value = self.worst if math.isinf(record.value) else record.value
+            value = self.worst if record.diverged else record.value
             self._create(record.point, state=state, value=value, attributes=attributes)
             count += 1
         return count
