@@ -162,9 +162,8 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
     space = Space(lr, eps)
     start = space.start(search["start_lr"], search["start_eps"], search["optimizer"])
     first = plan(search["method"], space, {}, start=start)
-    for line in (lr, eps):
-        if line is not None:
-            typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
+    for line in space.axes:
+        typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
     count = first.at_most * search["seeds"]
     rest = "" if search["method"] == "grid" else f" if no neighbour is better, of {len(space) * search['seeds']}"
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")

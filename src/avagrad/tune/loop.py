@@ -15,7 +15,7 @@ from avagrad.tune.result import Best, Progress, Result, Verdict
 from avagrad.tune.scores import Score, scores
 from avagrad.tune.search import Plan, plan, replay
 from avagrad.tune.separability import Separability, separability, verdict
-from avagrad.tune.space import NAMES, Axis, Cell, Point, Space, shown
+from avagrad.tune.space import NAMES, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import Study
 from avagrad.tune.workers.base import WorkerError, WorkerPool
@@ -220,21 +220,17 @@ class SearchLoop:
         )
 
 
-def _axes(space: Space) -> list[Axis]:
-    return [line for line in (space.lr, space.eps) if line is not None]
-
-
 def _at_ends(space: Space, cell: Cell | None) -> tuple[str, ...]:
     """Return the axes that have the pick at an end: values beyond it may be better still."""
     if cell is None:
         return ()
-    long = [line for line in _axes(space) if len(line) > 2]
+    long = [line for line in space.axes if len(line) > 2]
     return tuple(line.name for line in long if getattr(cell, line.name) in (line.values[0], line.values[-1]))
 
 
 def _extended(before: Space, after: Space) -> tuple[str, ...]:
     """Return how far each axis was extended."""
     found = []
-    for old, new in zip(_axes(before), _axes(after), strict=True):
+    for old, new in zip(before.axes, after.axes, strict=True):
         found += [f"{new.name} to {shown(end)}" for end in (new.values[0], new.values[-1]) if end not in old.values]
     return tuple(found)
