@@ -1,16 +1,14 @@
 """All points at once: this process passes them to a function that runs them together."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from avagrad.tune.held import Held
-from avagrad.tune.leases import renew_after
+from avagrad.tune.held import Held, keep_all
 from avagrad.tune.optuna_trials import GIVEN_BACK
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
-from avagrad.tune.storage import StorageError, patiently
+from avagrad.tune.storage import patiently
 from avagrad.tune.study import Study
 from avagrad.tune.workers.base import WorkerPool, new_name
 
@@ -35,17 +33,8 @@ class Batched(WorkerPool):
         if not held:
             time.sleep(seconds)
             return
-        ended, began = threading.Event(), time.monotonic()
-
-        def renew() -> None:
-            every = renew_after(self.lease, 0.0)
-            while not ended.wait(every):
-                every = renew_after(self.lease, time.monotonic() - began)
-                for one in held:
-                    with contextlib.suppress(StorageError):
-                        one.renew(every)
-
-        threading.Thread(target=renew, name="leases", daemon=True).start()
+        ended = threading.Event()
+        keep_all(held, self.lease, ended)
         try:
             found = self._records([one.point for one in held])
         except BaseException:
