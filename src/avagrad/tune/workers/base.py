@@ -5,7 +5,6 @@ import os
 import sys
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -109,22 +108,23 @@ def work(job: Job, worker: str) -> None:
             pause = min(1.5 * pause, 0.5)
 
 
-class WorkerPool(ABC):
-    """The workers of a study: it starts them, replaces those that die, and stops them."""
+class WorkerPool:
+    """The workers of a study: it starts them, replaces those that die, and stops them.
+
+    A pool that works in this process, while it waits, has nothing to start, check or stop.
+    """
 
     def __init__(self, study: Study, *, timeout: float | None = None) -> None:
         self.study, self.timeout = study, timeout
         self.since: dict[int, float] = {}  # when a point held by one of our workers was first seen
 
-    @abstractmethod
     def start(self) -> None:
         """Start the workers."""
 
-    @abstractmethod
     def stop(self) -> None:
         """Stop all workers and release their points."""
 
-    def check(self, snapshot: Snapshot) -> None:  # noqa: B027  # nothing to do if this process works
+    def check(self, snapshot: Snapshot) -> None:
         """Replace workers that have died, and kill those that take too long for a point."""
 
     def wait(self, seconds: float) -> None:

@@ -22,9 +22,6 @@ class Batched(WorkerPool):
         super().__init__(study)
         self.run, self.lease, self.worker = run, lease, new_name()
 
-    def start(self) -> None:
-        """Do nothing: this process works while it waits."""
-
     def wait(self, seconds: float) -> None:
         """Evaluate all waiting points."""
         held: list[Held] = []
@@ -48,9 +45,6 @@ class Batched(WorkerPool):
             worst, facts = self.study.worst, record.facts
             value = worst if record.diverged else record.value
             one.finish(value, diverged_at=record.diverged_at, facts=facts, seconds=record.seconds)
-
-    def stop(self) -> None:
-        """Do nothing: this process holds no points any more."""
 
     def _records(self, points: list[Point]) -> dict[str, Record]:
         """Run the points, and return a record for each."""

@@ -28,16 +28,10 @@ class InProcess(WorkerPool):
         self.objective, self.lease, self.prunes = objective, lease, prunes
         self.worker = new_name()
 
-    def start(self) -> None:
-        """Do nothing: this process works while it waits."""
-
     def wait(self, seconds: float) -> None:
         """Evaluate one point, if there is one."""
         if not work_on_one(self.study, self.objective, self.worker, lease=self.lease, prunes=self.prunes):
             time.sleep(seconds)
-
-    def stop(self) -> None:
-        """Do nothing: this process holds no point any more."""
 
 
 class _Process:
