@@ -1,6 +1,5 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
-import json
 import os
 import re
 import shutil
@@ -9,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from avagrad.checks import is_number, is_whole, require
+from avagrad.checks import is_number, is_whole, require, require_json
 from avagrad.tune.leases import LEASE
 from avagrad.tune.loop import SearchLoop
 from avagrad.tune.methods import METHODS
@@ -117,10 +116,7 @@ def tune(
         )
     where = storage if is_url(storage) else Path(storage).expanduser().resolve()
     about = {"objective": _name_of(objective).rpartition(":")[2]} if about is None else about
-    try:
-        json.dumps(about)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"about is {about!r}, which is not JSON serializable: {error}.") from None
+    require_json("about", about)
     job = None
     if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
