@@ -147,17 +147,14 @@ def _check(
 ) -> None:
     if not callable(objective):
         raise TypeError(f"objective is {objective!r}, but must be a function of a trial.")
-    for name, value, allowed in (("method", method, METHODS), ("direction", direction, DIRECTIONS)):
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
-    for name, whole, least in (("workers", workers, 0), ("retries", retries, 0), ("slots_per_gpu", slots_per_gpu, 1)):
-        if name == "workers" and whole is None:
-            continue
-        require(is_whole(whole, least), name, whole, f"a whole number of at least {least}")
-    for name, seconds in (("timeout", timeout), ("lease", lease)):
-        if name == "timeout" and seconds is None:
-            continue
-        require(is_number(seconds) and seconds > 0, name, seconds, "a number of seconds above 0")
+    require(method in METHODS, "method", method, f"one of {', '.join(METHODS)}")
+    require(direction in DIRECTIONS, "direction", direction, f"one of {', '.join(DIRECTIONS)}")
+    require(workers is None or is_whole(workers, 0), "workers", workers, "a whole number of at least 0")
+    require(is_whole(retries, 0), "retries", retries, "a whole number of at least 0")
+    require(is_whole(slots_per_gpu, 1), "slots_per_gpu", slots_per_gpu, "a whole number of at least 1")
+    seconds = "a number of seconds above 0"
+    require(timeout is None or (is_number(timeout) and timeout > 0), "timeout", timeout, seconds)
+    require(is_number(lease) and lease > 0, "lease", lease, seconds)
     require(is_number(margin) and margin >= 0, "margin", margin, "a finite number of at least 0")
 
 
