@@ -137,7 +137,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
     typer.echo(
-        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.held)} running, {len(seen.waiting)} waiting"
+        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.running)} running, {len(seen.waiting)} waiting"
     )
     finished = {record.point.key for record in seen.records}
     for key, reasons in seen.failures.items():

@@ -146,7 +146,7 @@ class SearchLoop:
 
     def _raise_if_nothing_works(self) -> None:
         """Give up if no point has ever given a result: then the objective is wrong, not the point."""
-        if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.held.values()):
+        if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.running.values()):
             return  # one may still give a result
         for key in self.snapshot.failures:
             if self._has_failed(key):
@@ -182,11 +182,11 @@ class SearchLoop:
         done = len(records)
         total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
         times = [record.seconds for record in records if record.seconds is not None]
-        busy = max(1, len(self.snapshot.held))
+        busy = max(1, len(self.snapshot.running))
         left = sum(times) / len(times) * (total - done) / busy if times else None
         best = self._best(now.pick)
         at, value = (now.pick, best.value) if best else (None, None)
-        return Progress(done, total, len(self.snapshot.held), now.stage, at, value, left)
+        return Progress(done, total, len(self.snapshot.running), now.stage, at, value, left)
 
     def _best(self, cell: Cell | None) -> Best | None:
         if cell is None:

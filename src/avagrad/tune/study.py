@@ -150,26 +150,26 @@ class Study:
             now = self.storage.get_study_directions(self.id)[0].name.lower()
             # In this order: the process that creates the study writes ``about`` before there are trials.
             empty = not self.storage.get_all_trials(self.id, deepcopy=False)
-            held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
-            if held is None and empty:
-                held = {"format": 1, **about}
-                self.storage.set_study_user_attr(self.id, ABOUT, held)
+            stored = self.storage.get_study_user_attrs(self.id).get(ABOUT)
+            if stored is None and empty:
+                stored = {"format": 1, **about}
+                self.storage.set_study_user_attr(self.id, ABOUT, stored)
         where = f"storage is {described(self.location)!r}, whose study {self.name!r}"
-        if held is None:
+        if stored is None:
             raise StorageError(f"{where} was not made by avagrad: choose another name, or another storage.")
         if direction is not None and direction != now:
             raise StorageError(f"{where} has the direction {now!r}, but direction is {direction!r}.")
         for key, value in about.items():
-            if key in held and held[key] != value:
-                was, wanted = _difference(held[key], value)
+            if key in stored and stored[key] != value:
+                was, wanted = _difference(stored[key], value)
                 raise StorageError(
                     f"{where} was made with {key} {was}, and now it is {wanted}: its points would not be comparable. "
                     "Choose another name, or another storage."
                 )
-        if missing := {key: value for key, value in about.items() if key not in held}:
+        if missing := {key: value for key, value in about.items() if key not in stored}:
             with self._errors():
-                self.storage.set_study_user_attr(self.id, ABOUT, held | missing)
-        self.direction, self.about = now, held | missing
+                self.storage.set_study_user_attr(self.id, ABOUT, stored | missing)
+        self.direction, self.about = now, stored | missing
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -210,7 +210,7 @@ class Study:
         return [trial for trial in self._patiently(read) if KEY in trial.user_attrs]
 
     def snapshot(self) -> Snapshot:
-        """Return the finished, waiting, held and failed points now."""
+        """Return the finished, waiting, running and failed points now."""
         return snapshot_of(self.trials(), self.worst)
 
     @property
@@ -248,7 +248,7 @@ class Study:
         taken = (
             {record.point.key for record in snapshot.records}
             | set(snapshot.waiting)
-            | {key for key, _ in snapshot.held.values()}
+            | {key for key, _ in snapshot.running.values()}
         )
         count = 0
         for point in points:
@@ -335,8 +335,8 @@ class Study:
 
     def reclaim(self, snapshot: Snapshot, watch: Watch) -> int:
         """Fail the trials whose leases have expired; return their number."""
-        watch.keep_only(set(snapshot.held))
-        lost = [trial for trial, (_, lease) in snapshot.held.items() if watch.has_expired(trial, lease)]
+        watch.keep_only(set(snapshot.running))
+        lost = [trial for trial, (_, lease) in snapshot.running.items() if watch.has_expired(trial, lease)]
         return sum(self.fail(trial, LOST) for trial in lost)
 
     def withdraw(self, wanted: "set[str] | None" = None) -> None:

@@ -132,7 +132,8 @@ class WorkerPool:
         time.sleep(seconds)
 
     def _held_by(self, worker: str, snapshot: Snapshot) -> list[int]:
-        return [trial for trial, (_, lease) in snapshot.held.items() if lease is not None and lease["worker"] == worker]
+        running = snapshot.running.items()
+        return [trial for trial, (_, lease) in running if lease is not None and lease["worker"] == worker]
 
     def _release(self, workers: Sequence[str], reason: str) -> None:
         snapshot = self.study.snapshot()
