@@ -11,11 +11,12 @@ import pytest
 
 from avagrad.report.figures import budgets
 from avagrad.report.figures.heat_maps import heat_map
-from avagrad.report.known import known_of, space_of
+from avagrad.report.known import known_of
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.ridges import ridge
 from avagrad.tune.search import replay, scores
+from avagrad.tune.space import Space
 
 ROOT = Path(__file__).parent.parent
 METHODS = ("adam", "avagrad", "avagrad-active")
@@ -429,7 +430,8 @@ def test_the_search_by_lines_is_the_one_that_raced() -> None:
 )
 def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) -> None:
     records = read_records(ROOT / "results" / folder / "avastep" / "records.jsonl")
-    space, known = space_of(records), scores(records)
+    known = scores(records)
+    space = Space.of((cell.lr for cell in known), (cell.eps for cell in known))
     best = min(known.values(), key=lambda score: score.rank)
     assert space.eps is not None
     for eps in space.eps.values:

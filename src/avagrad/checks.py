@@ -1,10 +1,12 @@
 """Checks of values; a bool is not a number."""
 
+import json
 import math
 import numbers
+from collections.abc import Callable
 from typing import Any, TypeGuard
 
-__all__ = ["is_number", "is_whole", "require", "require_like"]
+__all__ = ["is_number", "is_whole", "require", "require_json", "require_like"]
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -40,6 +42,20 @@ def require(fits: bool, name: str, value: Any, allowed: str) -> None:
     """
     if not fits:
         raise ValueError(f"{name} is {value!r}, but must be {allowed}.")
+
+
+def require_json(name: str, value: Any, *, shown: Callable[[Any], str] = repr) -> None:
+    """Reject a value that is not JSON serializable; ``shown`` makes it a text for the message.
+
+    >>> require_json("about", {"betas": {0.9, 0.999}}, shown=lambda value: "a dict")
+    Traceback (most recent call last):
+    ...
+    TypeError: about is a dict, which is not JSON serializable: Object of type set is not JSON serializable.
+    """
+    try:
+        json.dumps(value)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise TypeError(f"{name} is {shown(value)}, which is not JSON serializable: {error}.") from None
 
 
 def require_like(name: str, value: Any, default: Any) -> None:

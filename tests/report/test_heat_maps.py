@@ -10,11 +10,11 @@ from matplotlib.text import Text
 
 from avagrad.report.drawing import save
 from avagrad.report.figures.heat_maps import HeatMap, caption, draw_heat_maps, heat_map, numbers, shades, ticks
-from avagrad.report.known import space_of
 from avagrad.report.reading import Collection, collect
 from avagrad.tune import Trial, tune
 from avagrad.tune.records import Record
 from avagrad.tune.search import replay, scores
+from avagrad.tune.space import Space
 
 PAPER = [factor * 10.0**k for k in range(-8, 3) for factor in (1, 2)][:-1]
 
@@ -103,7 +103,7 @@ def test_a_search_that_was_run_has_its_path() -> None:
     tens = [10.0**k for k in range(-8, 3)]
     whole = grid(tens, tens, 0.0)
     path = heat_map("map", whole).path
-    space = space_of(whole)
+    space = Space.of(tens, tens)
     order = replay("separable", space, scores(whole), start=space.start()).order
     part = [record for record in whole if record.point.cell in order]
     found = heat_map("map", part)

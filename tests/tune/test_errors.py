@@ -30,7 +30,8 @@ from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, open_storage
 from avagrad.tune.study import Study
 from avagrad.tune.trial import evaluate
-from avagrad.tune.workers import WorkerError, base
+from avagrad.tune.workers import base
+from avagrad.tune.workers.base import WorkerError
 
 # --- what is asked for ---
 
@@ -108,7 +109,7 @@ def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     def pass_the_time(progress: Progress) -> None:
         """Let the timeout pass once the point that hangs, which was so before this was seen, is alone under way."""
         nonlocal hangs
-        if hangs and progress.held == 1:
+        if hangs and progress.running == 1:
             clock.now = 1007.0
         hangs = len(list(tmp_path.glob("*.pid"))) == 2
 
@@ -288,7 +289,7 @@ def test_points_that_are_run_together_and_do_not_come_back(returned: Any, senten
     with pytest.raises((TypeError, ValueError)) as error:
         tune(lr_only, lr=[1, 2, 3], start_lr=1, storage=tmp_path / "a.journal", together=lambda points: returned)
     assert sentence in str(error.value)
-    assert not Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().held  # they were given back
+    assert not Study(tmp_path / "a.journal", "objectives:lr_only").snapshot().running  # they were given back
 
 
 def test_a_process_that_the_objective_forks_may_end_as_it_likes(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ def test_a_study_survives_the_loss_of_a_node(tmp_path: Path) -> None:
     with two_ray_nodes() as (cluster, address):
 
         def remove_a_node_in_the_middle(progress: Progress) -> None:
-            if (progress.done, progress.held) == (8, 4) and not removed.exists():
+            if (progress.done, progress.running) == (8, 4) and not removed.exists():
                 cluster.remove_node(*cluster.worker_nodes)
                 removed.touch()
 

@@ -252,6 +252,9 @@ def test_a_separable_landscape_takes_two_lines_and_a_ring(best_eps: int) -> None
     assert (found.confirmed, found.rings) == (True, 1)
     assert found.path == (Cell(0.05, 0.1), Cell(1, 0.1), Cell(1, 10.0**best_eps))
     assert (grid.trials, grid.confirmed, grid.rings) == (441, None, 0)
+    for one in (found, grid):
+        losses = [known[cell].loss for cell in one.order]
+        assert list(one.curve) == [min(losses[: i + 1]) for i in range(one.trials)]
 
 
 def test_the_stages_of_a_separable_search() -> None:

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avagrad.tune.search import Plan, Replay, Score, plan, replay
-from avagrad.tune.separability import Budget, budgets, separability, verdict
+from avagrad.tune.search import Plan, Score, plan
+from avagrad.tune.separability import separability, verdict
 from avagrad.tune.space import Cell, Space, axis
 
 PAPER = Space(axis("paper", "lr"), axis("paper", "eps"))
@@ -30,7 +30,6 @@ def test_a_flat_ridge() -> None:
     assert found.ridge == tuple((eps, 1.0) for eps in PAPER.eps.values)
     assert (found.moves, found.slope, found.slope_at_large_eps, found.share) == (0, 0.0, 0.0, 1.0)
     assert found.stays == (1e-8, 100)
-    assert found.decades == pytest.approx(10)
     assert found.best == found.pick == Cell(1, 1e-5)
     assert found.best_loss == found.pick_loss == known[found.best].loss
     assert (found.regret, found.trials, found.rings, found.confirmed, found.cells) == (0.0, 47, 1, True, 441)
@@ -49,7 +48,6 @@ def test_a_ridge_of_slope_one() -> None:
     assert found.moves == 8
     assert found.share == pytest.approx(1 / 9)
     assert found.stays == (10, 1000)
-    assert found.decades == pytest.approx(2)
     assert found.best == found.pick == Cell(100, 100)  # it walks there, and pays for that
     assert found.rings == 7
     assert found.trials > 9 + 8 + 6
@@ -144,7 +142,6 @@ def test_the_measures_against_brute_force(losses: list[float]) -> None:
             inside.append(eps)
             eps *= factor
     assert found.stays == (min(inside), max(inside))
-    assert found.decades == pytest.approx(math.log10(max(inside) / min(inside)))
     if found.pick is None:
         assert (found.regret, found.pick_loss) == (None, math.inf)
     else:
@@ -193,7 +190,7 @@ def test_what_it_refuses() -> None:
         separability(EVEN, known, start=EVEN.start())
 
 
-# --- verdicts and budgets ------------------------------------------------------------------------
+# --- verdicts ------------------------------------------------------------------------------------
 
 
 def plans(known: dict[Cell, Score], space: Space, start: Cell, method: str = "separable") -> list[Plan]:
@@ -226,21 +223,3 @@ def test_verdicts() -> None:
     assert verdict(plans(lost, line, line.start())[-1]) == (
         "There is no pick: every point of the line over lr diverged or failed."
     )
-
-
-def test_budgets() -> None:
-    known = landscape(PAPER, lambda lr, eps: lr**2 + (eps + 5) ** 2)
-    searches: dict[str, Replay] = {
-        method: replay(method, PAPER, known, start=PAPER.start()) for method in ("separable", "grid")
-    }
-    two, all_of_them = budgets(searches)
-    assert (two.name, two.trials, two.loss, two.at) == ("separable", 47, 0.0, Cell(1, 1e-5))
-    assert (all_of_them.name, all_of_them.trials, all_of_them.loss) == ("grid", 441, 0.0)
-    for row in (two, all_of_them):
-        assert len(row.curve) == row.trials
-        losses = [known[cell].loss for cell in searches[row.name].order]
-        assert list(row.curve) == [min(losses[: i + 1]) for i in range(row.trials)]
-    assert all_of_them.after(47) > two.after(47) == two.after(441) == 0
-    assert two.after(0) == math.inf
-    nothing = replay("grid", EVEN, dict.fromkeys(EVEN.cells(), Score(math.inf)), start=EVEN.start())
-    assert budgets({"none": nothing}) == [Budget("none", 81, math.inf, None, (math.inf,) * 81)]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avagrad.tune.space import Axis, Cell, Point, Space, axis, kept, shown
+from avagrad.tune.space import Axis, Cell, Point, Space, axis, rounded, shown
 
 values = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -132,11 +132,11 @@ def test_the_name_of_an_axis() -> None:
 
 @given(value=values)
 def test_a_value_and_its_text_are_the_same_thing(value: float) -> None:
-    assert float(shown(kept(value))) == kept(value) == kept(kept(value))
-    assert kept(value) == pytest.approx(value, rel=1e-11)
+    assert float(shown(rounded(value))) == rounded(value) == rounded(rounded(value))
+    assert rounded(value) == pytest.approx(value, rel=1e-11)
 
 
-@given(lr=st.none() | values.map(kept), eps=st.none() | values.map(kept), seed=st.integers())
+@given(lr=st.none() | values.map(rounded), eps=st.none() | values.map(rounded), seed=st.integers())
 def test_a_point_comes_back_from_its_key(lr: float | None, eps: float | None, seed: int) -> None:
     point = Point(lr, eps, seed)
     assert Point.from_key(point.key) == point
@@ -163,8 +163,8 @@ def test_what_is_no_key(key: Any) -> None:
 
 @st.composite
 def spaces(draw: st.DrawFn) -> Space:
-    lr = draw(st.none() | st.lists(values.map(kept), min_size=1, max_size=5, unique=True).map(sorted))
-    eps = draw(st.lists(values.map(kept), min_size=1, max_size=5, unique=True).map(sorted))
+    lr = draw(st.none() | st.lists(values.map(rounded), min_size=1, max_size=5, unique=True).map(sorted))
+    eps = draw(st.lists(values.map(rounded), min_size=1, max_size=5, unique=True).map(sorted))
     if lr is not None and draw(st.booleans()):
         return Space(axis(lr, "lr"), None)
     return Space(axis(lr, "lr"), axis(eps, "eps"))

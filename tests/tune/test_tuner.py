@@ -34,7 +34,7 @@ from avagrad.tune.result import Progress, Result, Verdict
 from avagrad.tune.separability import Separability
 from avagrad.tune.space import Cell, Point
 from avagrad.tune.study import Study
-from avagrad.tune.workers import device_slots
+from avagrad.tune.workers.local import device_slots
 
 LR, EPS = "1e-3:1e3:7", "1e-4:1:5"
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(Path(__file__).parent)}
@@ -351,13 +351,13 @@ def test_slots(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
     def watcher(progress: Progress) -> None:
         seen.append(progress)
-        if (progress.done, progress.held) == (29, 1):  # the last one waits for that
+        if (progress.done, progress.running) == (29, 1):  # the last one waits for that
             objective.gate.touch()
 
     result = tune(
         objective, method="separable", lr=range(1, 31), storage=tmp_path / "a.journal", workers=None, watcher=watcher
     )
-    assert any(progress.held and progress.seconds_left is not None for progress in seen)
+    assert any(progress.running and progress.seconds_left is not None for progress in seen)
     assert {record.facts["cuda"] for record in result.trials} == {"3", "GPU-abc"}
     assert {record.facts["folder"] for record in result.trials} == {here}
     assert len({record.facts["process"] for record in result.trials} - {os.getpid()}) == 2
@@ -416,7 +416,7 @@ def test_where_there_is_no_linux(tmp_path: Path) -> None:
             return read(path, *args, **kwargs)
         Path.read_text = no_proc
         from avagrad.tune import tune
-        from avagrad.tune.workers import WorkerError
+        from avagrad.tune.workers.base import WorkerError
         objective = lambda trial: trial.lr
         print(tune(objective, lr=[1, 2], extend=False, storage=sys.argv[1]).best)
         try:
@@ -480,7 +480,8 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
         before = states(journal, "waits")
         assert sum(count for (_, state), count in before.items() if state == "COMPLETE") == 2
         study = Study(journal, "waits", create=False)
-        assert all(Watch().has_expired(trial, lease) for trial, (_, lease) in study.snapshot().held.items())  # at once
+        running = study.snapshot().running.items()
+        assert all(Watch().has_expired(trial, lease) for trial, (_, lease) in running)  # at once
         result = tune(lr_only, method="separable", lr=[1, 2, 3, 4], storage=journal, name="waits", about={})
         assert len(result.trials) == 4
 
@@ -698,7 +699,7 @@ def mess_about(storage: str, seed: int) -> None:
             held.append(taken)
         elif act == "take back":
             seen = study.snapshot()
-            for trial in dice.sample(sorted(seen.held), min(1, len(seen.held))):
+            for trial in dice.sample(sorted(seen.running), min(1, len(seen.running))):
                 study.fail(trial, "its worker showed no sign of life")
         elif act == "withdraw":
             study.withdraw({point.key for point in dice.sample(points, 8)})

@@ -13,7 +13,7 @@ from avagrad.lab.command import EXPECTED
 from avagrad.stopping import Stopped
 from avagrad.tune.loop import TuningError
 from avagrad.tune.storage import StorageError
-from avagrad.tune.workers import WorkerError
+from avagrad.tune.workers.base import WorkerError
 
 __all__ = ["app", "main"]
 

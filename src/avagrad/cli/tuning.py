@@ -15,7 +15,7 @@ from avagrad.lab.sweep import ENGINES, default_axes, sweep
 from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.optuna_trials import faults
-from avagrad.tune.records import read_records, write_records
+from avagrad.tune.records import read_records, sign_of, write_records
 from avagrad.tune.result import Progress, Result
 from avagrad.tune.scores import scores
 from avagrad.tune.search import plan
@@ -137,14 +137,14 @@ def show(storage: _Storage, name: _Name = None) -> None:
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
     typer.echo(
-        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.held)} running, {len(seen.waiting)} waiting"
+        f"{len(seen.records)} finished ({diverged} diverged), {len(seen.running)} running, {len(seen.waiting)} waiting"
     )
     finished = {record.point.key for record in seen.records}
     for key, reasons in seen.failures.items():
         if key not in finished and (own := faults(reasons)):
             typer.echo(f"failed: {key}: {own[-1]}")
     known = scores(seen.records, direction=study.direction)
-    sign = 1 if study.direction == "minimize" else -1
+    sign = sign_of(study.direction)
     several = any(score.count > 1 for score in known.values())
     for cell in sorted(known, key=lambda cell: known[cell].rank)[:5]:
         score = known[cell]
@@ -162,9 +162,8 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
     space = Space(lr, eps)
     start = space.start(search["start_lr"], search["start_eps"], search["optimizer"])
     first = plan(search["method"], space, {}, start=start)
-    for line in (lr, eps):
-        if line is not None:
-            typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
+    for line in space.axes:
+        typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
     count = first.at_most * search["seeds"]
     rest = "" if search["method"] == "grid" else f" if no neighbour is better, of {len(space) * search['seeds']}"
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")

@@ -4,24 +4,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, sign_of
 from avagrad.tune.scores import Score, best, scores
 from avagrad.tune.separability import Separability, separability
-from avagrad.tune.space import Cell, Point, Space, axis
+from avagrad.tune.space import Cell, Point, Space
 
-__all__ = ["Known", "known_of", "space_of"]
-
-
-def space_of(records: Sequence[Record]) -> Space:
-    """Return the axes of records: every lr and every eps that occurs.
-
-    >>> space_of([Record(1, 0.1, value=0), Record(2, 0.1, value=0)]).shape
-    (2, 1)
-    """
-    lrs, epses = (
-        {value for record in records if (value := getattr(record, name)) is not None} for name in ("lr", "eps")
-    )
-    return Space(axis(sorted(lrs) or None, "lr"), axis(sorted(epses) or None, "eps"))
+__all__ = ["Known", "known_of"]
 
 
 @dataclass(frozen=True)
@@ -77,5 +65,5 @@ def known_of(given: Sequence[Record], direction: str = "minimize") -> Known:
     known = scores(records.values(), direction=direction)
     # A cell is known when the last of its seeds is.
     order = dict.fromkeys(point.cell for point in reversed(records))
-    space = space_of(tuple(records.values())) if records else None
-    return Known(space, {cell: known[cell] for cell in reversed(order)}, -1.0 if direction == "maximize" else 1.0)
+    space = Space.of((cell.lr for cell in known), (cell.eps for cell in known)) if known else None
+    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign_of(direction))

@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -17,8 +17,6 @@ from avagrad.tune.storage import StorageError, patiently, storage_errors
 
 if TYPE_CHECKING:
     from avagrad.tune.study import Study
-
-__all__ = ["Held"]
 
 
 class Held:
@@ -50,21 +48,9 @@ class Held:
         lease = {**self.signature, "beat": self.beats, "every": every}
         return self._write(lambda: self.study.storage.set_trial_system_attr(self.trial_id, LEASE_KEY, lease))
 
-    def keep(self, lease: float = LEASE) -> threading.Thread:
+    def keep(self, lease: float = LEASE) -> None:
         """Keep renewing in a thread until the point has ended."""
-
-        def beat() -> None:
-            began, every = time.monotonic(), renew_after(lease, 0.0)
-            while not self._ended.wait(every):
-                every = renew_after(lease, time.monotonic() - began)
-                # A storage that does not respond now may do so next time; if not, the point is reclaimed.
-                with contextlib.suppress(StorageError):
-                    if not self.renew(every):
-                        return
-
-        thread = threading.Thread(target=beat, name="lease", daemon=True)
-        thread.start()
-        return thread
+        keep_all([self], lease, self._ended)
 
     def stop_renewing(self) -> None:
         """Stop renewing the lease. If the point has not ended, it will be reclaimed."""
@@ -129,3 +115,20 @@ class Held:
             return True
 
         return not self.is_lost and patiently(act, patience=self.study.patience)
+
+
+def keep_all(points: Sequence[Held], lease: float, ended: threading.Event) -> None:
+    """Keep renewing the leases of points in a thread, until ``ended`` is set or all of them were reclaimed."""
+
+    def beat() -> None:
+        began, every = time.monotonic(), renew_after(lease, 0.0)
+        while not ended.wait(every):
+            every = renew_after(lease, time.monotonic() - began)
+            for held in points:
+                # A storage that does not respond now may do so next time; if not, the point is reclaimed.
+                with contextlib.suppress(StorageError):
+                    held.renew(every)
+            if all(held.is_lost for held in points):
+                return
+
+    threading.Thread(target=beat, name="leases", daemon=True).start()

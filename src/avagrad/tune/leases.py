@@ -12,8 +12,6 @@ from collections.abc import Hashable, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["LEASE", "Watch", "holder", "is_dead", "renew_after"]
-
 LEASE = 20.0  # seconds without renewal after which a point is reclaimed; at first renewed four times in that time
 # A point is signed as soon as it is taken; one without a signature was taken by a process that died in between.
 UNSIGNED = 5.0

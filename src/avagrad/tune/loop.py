@@ -15,28 +15,18 @@ from avagrad.tune.result import Best, Progress, Result, Verdict
 from avagrad.tune.scores import Score, scores
 from avagrad.tune.search import Plan, plan, replay
 from avagrad.tune.separability import Separability, separability, verdict
-from avagrad.tune.space import NAMES, Axis, Cell, Point, Space, shown
+from avagrad.tune.space import NAMES, Cell, Point, Space, shown
 from avagrad.tune.storage import StorageError, described, is_url
 from avagrad.tune.study import Study
-from avagrad.tune.workers import WorkerError, WorkerPool
-
-__all__ = ["SearchLoop", "TuningError"]
+from avagrad.tune.workers.base import WorkerError, WorkerPool
 
 
 class TuningError(RuntimeError):
-    """A search cannot continue; the message says why, and that finished points are kept.
-
-    >>> issubclass(TuningError, RuntimeError)
-    True
-    """
+    """A search cannot continue; the message says why, and that finished points are kept."""
 
 
 class SearchLoop:
-    """A running search: made by :func:`avagrad.tune.tune`, run once.
-
-    >>> SearchLoop.run.__name__
-    'run'
-    """
+    """A running search: made by :func:`avagrad.tune.tune`, run once."""
 
     def __init__(
         self,
@@ -156,7 +146,7 @@ class SearchLoop:
 
     def _raise_if_nothing_works(self) -> None:
         """Give up if no point has ever given a result: then the objective is wrong, not the point."""
-        if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.held.values()):
+        if self.snapshot.records or any(not self._failures(key) for key, _ in self.snapshot.running.values()):
             return  # one may still give a result
         for key in self.snapshot.failures:
             if self._has_failed(key):
@@ -192,11 +182,11 @@ class SearchLoop:
         done = len(records)
         total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
         times = [record.seconds for record in records if record.seconds is not None]
-        busy = max(1, len(self.snapshot.held))
+        busy = max(1, len(self.snapshot.running))
         left = sum(times) / len(times) * (total - done) / busy if times else None
         best = self._best(now.pick)
         at, value = (now.pick, best.value) if best else (None, None)
-        return Progress(done, total, len(self.snapshot.held), now.stage, at, value, left)
+        return Progress(done, total, len(self.snapshot.running), now.stage, at, value, left)
 
     def _best(self, cell: Cell | None) -> Best | None:
         if cell is None:
@@ -230,21 +220,17 @@ class SearchLoop:
         )
 
 
-def _axes(space: Space) -> list[Axis]:
-    return [line for line in (space.lr, space.eps) if line is not None]
-
-
 def _at_ends(space: Space, cell: Cell | None) -> tuple[str, ...]:
     """Return the axes that have the pick at an end: values beyond it may be better still."""
     if cell is None:
         return ()
-    long = [line for line in _axes(space) if len(line) > 2]
+    long = [line for line in space.axes if len(line) > 2]
     return tuple(line.name for line in long if getattr(cell, line.name) in (line.values[0], line.values[-1]))
 
 
 def _extended(before: Space, after: Space) -> tuple[str, ...]:
     """Return how far each axis was extended."""
     found = []
-    for old, new in zip(_axes(before), _axes(after), strict=True):
+    for old, new in zip(before.axes, after.axes, strict=True):
         found += [f"{new.name} to {shown(end)}" for end in (new.values[0], new.values[-1]) if end not in old.values]
     return tuple(found)

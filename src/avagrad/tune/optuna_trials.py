@@ -12,8 +12,6 @@ from optuna.trial import FrozenTrial, TrialState
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
 
-__all__ = ["Snapshot"]
-
 Pruned = optuna.TrialPruned
 FINISHED = (TrialState.COMPLETE, TrialState.PRUNED)
 LIVE = (TrialState.WAITING, TrialState.RUNNING)
@@ -30,22 +28,18 @@ optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A study at one moment.
-
-    >>> Snapshot().records
-    ()
-    """
+    """A study at one moment."""
 
     records: tuple[Record, ...] = ()
     waiting: tuple[str, ...] = ()  # keys
-    held: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
+    running: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
     failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: the reason of each failure
 
 
 def snapshot_of(trials: list[FrozenTrial], worst: float) -> Snapshot:
-    """Return the finished, waiting, held and failed points among these trials."""
+    """Return the finished, waiting, running and failed points among these trials."""
     records: dict[str, Record] = {}
-    waiting, held = [], {}
+    waiting, running = [], {}
     failures: dict[str, tuple[str, ...]] = {}
     for trial in trials:
         key = trial.user_attrs[KEY]
@@ -55,10 +49,10 @@ def snapshot_of(trials: list[FrozenTrial], worst: float) -> Snapshot:
         elif trial.state == TrialState.WAITING:
             waiting.append(key)
         elif trial.state == TrialState.RUNNING:
-            held[trial._trial_id] = key, trial.system_attrs.get(LEASE_KEY)
+            running[trial._trial_id] = key, trial.system_attrs.get(LEASE_KEY)
         else:
             failures[key] = (*failures.get(key, ()), trial.user_attrs.get(FAILED, "failed"))
-    return Snapshot(tuple(records.values()), tuple(waiting), held, failures)
+    return Snapshot(tuple(records.values()), tuple(waiting), running, failures)
 
 
 def new_trial(point: Point, state: TrialState, value: float | None, attributes: Mapping[str, Any]) -> FrozenTrial:

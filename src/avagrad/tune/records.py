@@ -17,7 +17,7 @@ from avagrad.checks import is_number, is_whole, require
 from avagrad.files import plain, write_atomic
 from avagrad.tune.space import NAMES, Point, axis_value
 
-__all__ = ["Record", "read_records", "worst", "write_records"]
+__all__ = ["Record", "check_facts", "read_records", "sign_of", "worst", "write_records"]
 
 _OWN = (*NAMES, "seed", "value", "diverged", "diverged_at", "pruned", "seconds")
 
@@ -31,6 +31,28 @@ def worst(direction: str) -> float:
     if direction not in ("minimize", "maximize"):
         raise ValueError(f"direction is {direction!r}, but must be 'minimize' or 'maximize'.")
     return math.inf if direction == "minimize" else -math.inf
+
+
+def sign_of(direction: str) -> float:
+    """Return the sign that makes a value a loss, of which less is better.
+
+    >>> sign_of("minimize"), sign_of("maximize")
+    (1.0, -1.0)
+    """
+    return math.copysign(1.0, worst(direction))
+
+
+def check_facts(facts: Mapping[str, Any]) -> None:
+    """Reject facts that have the name of a record's own field.
+
+    >>> check_facts({"seconds": 3})
+    Traceback (most recent call last):
+    ...
+    ValueError: a key of facts is 'seconds', but must be a text other than ('lr', 'eps', 'seed', 'value', ...).
+    """
+    require(isinstance(facts, Mapping), "facts", facts, "a mapping")
+    for key in facts:
+        require(isinstance(key, str) and key not in _OWN, "a key of facts", key, f"a text other than {_OWN}")
 
 
 @dataclass(frozen=True)
@@ -75,9 +97,7 @@ class Record:
         if self.seconds is not None:
             allowed = is_number(self.seconds) and self.seconds >= 0
             require(allowed, "seconds", self.seconds, "a finite number of at least 0, or None")
-        require(isinstance(self.facts, Mapping), "facts", self.facts, "a mapping")
-        for key in self.facts:
-            require(isinstance(key, str) and key not in _OWN, "a key of facts", key, f"a text other than {_OWN}")
+        check_facts(self.facts)
         object.__setattr__(self, "facts", dict(self.facts))  # a private copy
 
     @property

@@ -19,7 +19,7 @@ class Progress:
 
     done: int
     total: int
-    held: int
+    running: int
     stage: str
     at: Cell | None
     best: float | None
@@ -30,8 +30,8 @@ class Progress:
         parts = [f"{self.done} of {self.total} done"]
         if self.at is not None:
             parts.append(f"best {self.best:.4g} at {self.at}")
-        if self.held:
-            parts.append(f"{self.held} running")
+        if self.running:
+            parts.append(f"{self.running} running")
         if self.seconds_left is not None:
             minutes, seconds = divmod(round(self.seconds_left), 60)
             hours, minutes = divmod(minutes, 60)

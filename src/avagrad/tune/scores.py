@@ -18,7 +18,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from statistics import fmean
 
-from avagrad.tune.records import Record, worst
+from avagrad.tune.records import Record, sign_of
 from avagrad.tune.space import Cell, Point
 
 __all__ = ["Score", "best", "best_so_far", "better", "scores"]
@@ -67,7 +67,7 @@ def scores(records: Iterable[Record], *, direction: str = "minimize", seeds: int
     >>> scores(two, direction="maximize")[1.0, 0.1].loss, scores(two, seeds=3)
     (-0.625, {})
     """
-    sign = 1 if worst(direction) > 0 else -1
+    sign = sign_of(direction)
     if seeds is not None and seeds < 1:
         raise ValueError(f"seeds is {seeds}, but must be at least 1, or None.")
     found: dict[Cell, dict[Point, Record]] = defaultdict(dict)
@@ -127,7 +127,7 @@ def _middle(values: set[float | None]) -> float | None:
     return ordered[(len(ordered) - 1) // 2]
 
 
-def _score(runs: list[Record], sign: int) -> Score:
+def _score(runs: list[Record], sign: float) -> Score:
     pruned = any(run.pruned for run in runs)
     if any(run.diverged for run in runs):
         return Score(math.inf, count=len(runs), pruned=pruned)

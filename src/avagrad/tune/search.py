@@ -37,12 +37,16 @@ class Plan:
     cells: tuple[Cell, ...]
     coarse: bool
     pick: Cell | None
-    done: bool
     stage: str
     path: tuple[Cell, ...]
     confirmed: bool | None
     rings: int
     at_most: int
+
+    @property
+    def done(self) -> bool:
+        """Whether the search has ended: there is no cell left to evaluate."""
+        return not self.cells
 
 
 def plan(
@@ -84,7 +88,6 @@ def plan(
         cells=unknown,
         coarse=stage.coarse,
         pick=stage.pick,
-        done=not unknown,
         stage=stage.name,
         path=tuple(cell for cell, _ in itertools.groupby(stage.path)),
         confirmed=stage.confirmed,

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 from statistics import linear_regression
 
 from avagrad.tune.scores import Score, best
-from avagrad.tune.search import Plan, Replay, replay
+from avagrad.tune.search import Plan, replay
 from avagrad.tune.space import Cell, Space, shown
 
-__all__ = ["Budget", "Separability", "budgets", "separability", "two_digits", "verdict"]
+__all__ = ["Separability", "separability", "two_digits", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Separability:
       upper half of the eps axis; None with fewer than two points
     - ``share``: the share of all eps at which the ridge is at the best cell's lr
     - ``stays``: the range of eps, around the best cell's, in which the ridge stays within one step of the best cell's
-      lr; ``decades`` is its length in powers of ten
+      lr
     - ``best``, ``best_loss``: the best cell of the grid
     - ``pick``, ``pick_loss``, ``regret``, ``trials``, ``rings``, ``confirmed``: the result of the separable search,
       how much worse it is than the best cell, and its cost
@@ -51,7 +51,6 @@ class Separability:
     slope_at_large_eps: float | None
     share: float
     stays: tuple[float, float] | None
-    decades: float
     best: Cell | None
     best_loss: float
     pick: Cell | None
@@ -136,7 +135,6 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
         slope_at_large_eps=_slope(ridge[len(ridge) // 2 :]),
         share=working.count(best_place) / len(places),
         stays=stays,
-        decades=math.log10(stays[1]) - math.log10(stays[0]) if stays else 0.0,
         best=top,
         best_loss=best_loss,
         pick=found.pick,
@@ -171,39 +169,6 @@ def verdict(plan: Plan) -> str:
         return f"The best of the line is {plan.pick}, and there is no other line."
     moved = f", but two lines were not enough: it took {plan.rings} rings" if plan.rings > 1 else ""
     return f"No neighbour of {plan.pick} along lr or eps is better{moved}."
-
-
-@dataclass(frozen=True)
-class Budget:
-    """The cost of a search, its result, and the lowest loss after each trial.
-
-    >>> Budget("Adam", 2, 0.5, Cell(0.1, 0.1), (0.7, 0.5)).after(1)
-    0.7
-    """
-
-    name: str
-    trials: int
-    loss: float
-    at: Cell | None
-    curve: tuple[float, ...]
-
-    def after(self, trials: int) -> float:
-        """Return the lowest loss after so many trials; for a search that ended earlier, its last one."""
-        return self.curve[min(trials, self.trials) - 1] if trials > 0 and self.curve else math.inf
-
-
-def budgets(searches: Mapping[str, Replay]) -> list[Budget]:
-    """Return the budgets of named searches, to be compared at the same number of trials.
-
-    >>> line = (Cell(1.0, None), Cell(2.0, None))
-    >>> found = Replay(line[1], Score(0.5), line, line, True, 0, (0.7, 0.5))
-    >>> [(row.name, row.trials, row.loss, str(row.at)) for row in budgets({"Adam": found})]
-    [('Adam', 2, 0.5, 'lr 2')]
-    """
-    return [
-        Budget(name, found.trials, found.score.loss if found.score else math.inf, found.pick, found.curve)
-        for name, found in searches.items()
-    ]
 
 
 def _on_ridge(row: list[Score], best_place: int) -> int | None:

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "kept", "shown"]
+__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "shown"]
 
 NAMES = ("lr", "eps")
 _START_EPS = 0.1  # where AvaGrad's lr and eps were most separable: far from both Adam (small eps) and SGD (large eps)
@@ -32,7 +32,6 @@ _PAPER = {
 }
 _FORMATS = f"{', '.join(map(repr, _PAPER))}, 'low:high:count' such as '1e-4:1e3:15', or numbers such as '0.1, 1, 10'"
 
-
 # The default values of lr and of eps for each optimizer.
 _STEP, _SCALED, _EPS = "1e-4:1:9", "1e-3:1e3:13", "1e-8:100:11"
 USUAL_AXES: dict[str, tuple[str, str | None]] = {
@@ -45,12 +44,8 @@ USUAL_AXES: dict[str, tuple[str, str | None]] = {
 }
 
 
-def kept(value: float) -> float:
-    """Return a value rounded to 12 significant digits.
-
-    >>> kept(0.1 + 0.2), kept(1e-8)
-    (0.3, 1e-08)
-    """
+def rounded(value: float) -> float:
+    """Return a value rounded to 12 significant digits."""
     return float(shown(value))
 
 
@@ -177,9 +172,8 @@ class Axis:
         upwards = end == self.values[-1]
         values = list(self.values) if upwards else list(reversed(self.values))
         for _ in range(2):  # uses the ratio over two steps, which continues {1, 5} x 10^k
-            values.append(
-                values[-2] * (values[-2] / values[-4]) if len(values) > 3 else values[-1] * (values[-1] / values[-2])
-            )
+            back = 2 if len(values) > 3 else 1
+            values.append(values[-back] * (values[-back] / values[-2 * back]))
         try:
             return Axis(self.name, tuple(values if upwards else reversed(values)))
         except ValueError:  # beyond the range of floats, or values that were not spaced evenly
@@ -214,9 +208,7 @@ def axis(given: Axis | float | str | Iterable[float] | None, name: str) -> Axis 
         return given
     if isinstance(given, str):
         return Axis(name, _from_text(given, name))
-    if isinstance(given, Iterable):
-        return Axis(name, given)  # type: ignore[arg-type]  # any iterable becomes a tuple
-    return Axis(name, (given,))
+    return Axis(name, given if isinstance(given, Iterable) else (given,))  # type: ignore[arg-type]  # becomes a tuple
 
 
 Values = Axis | float | str | Iterable[float] | None
@@ -246,10 +238,12 @@ class Space:
     """The cells of a search: every lr with every eps, or one line if an axis is absent.
 
     >>> space = Space(axis("paper", "lr"), axis("paper", "eps"))
-    >>> len(space), str(space.start())
-    (441, 'lr 0.05, eps 0.1')
+    >>> len(space), [len(line) for line in space.axes], str(space.start())
+    (441, [21, 21], 'lr 0.05, eps 0.1')
     >>> [str(cell) for cell in Space(axis([1, 2], "lr"), None).cells()]
     ['lr 1', 'lr 2']
+    >>> Space.of([2, 1, 2], [None]) == Space(axis([1, 2], "lr"), None)
+    True
     """
 
     lr: Axis | None
@@ -260,15 +254,25 @@ class Space:
             if given is not None and not isinstance(given, Axis):
                 raise TypeError(f"{name} is {given!r}, but must be an Axis or None.")
             axis(given, name)
-        if self.lr is None and self.eps is None:
+        if not self.axes:
             raise ValueError("lr and eps are not given, but at least one of them must be an axis, or optimizer a name.")
 
+    @classmethod
+    def of(cls, lrs: Iterable[float | None], epses: Iterable[float | None]) -> Self:
+        """Return the space of all values that occur, in any order; an axis without values is absent."""
+        columns = ({value for value in values if value is not None} for values in (lrs, epses))
+        return cls(*(axis(sorted(column) or None, name) for name, column in zip(NAMES, columns, strict=True)))
+
     def __len__(self) -> int:
-        rows, columns = self.shape
-        return rows * columns
+        return math.prod(self.shape)
 
     def __contains__(self, cell: object) -> bool:
         return isinstance(cell, tuple) and len(cell) == 2 and all(map(tuple.__contains__, self._columns, cell))
+
+    @property
+    def axes(self) -> tuple[Axis, ...]:
+        """The axes that are not absent: lr first."""
+        return tuple(line for line in (self.lr, self.eps) if line is not None)
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -285,9 +289,7 @@ class Space:
         >>> Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).indices(Cell(3.0, 0.1))
         (2, 0)
         """
-        row, column = (
-            self._index(name, value, given) for name, value, given in zip(NAMES, cell, (self.lr, self.eps), strict=True)
-        )
+        row, column = itertools.starmap(self._index, zip(NAMES, cell, (self.lr, self.eps), strict=True))
         return row, column
 
     def neighbours(self, cell: Cell) -> tuple[Cell, ...]:
@@ -296,10 +298,7 @@ class Space:
         >>> [str(cell) for cell in Space(axis([1, 2, 3], "lr"), axis([0.1, 0.2], "eps")).neighbours(Cell(1.0, 0.1))]
         ['lr 1, eps 0.2', 'lr 2, eps 0.1', 'lr 2, eps 0.2']
         """
-        near = [
-            values[max(place - 1, 0) : place + 2]
-            for values, place in zip(self._columns, self.indices(cell), strict=True)
-        ]
+        near = (values[max(i - 1, 0) : i + 2] for values, i in zip(self._columns, self.indices(cell), strict=True))
         return tuple(other for other in itertools.starmap(Cell, itertools.product(*near)) if other != cell)
 
     def along(self, name: str, cell: Cell) -> tuple[Cell, ...]:
@@ -377,7 +376,7 @@ def axis_value(name: str, value: Any) -> float:
         raise ValueError(f"{name} has the value {number!r}, but a value must be finite and above 0.")
     if not _MIN <= number <= _MAX:
         raise ValueError(f"{name} has the value {number!r}, but a value must be from {_MIN:g} to {_MAX:g}.")
-    return kept(number)
+    return rounded(number)
 
 
 def _from_text(text: str, name: str) -> tuple[float, ...]:

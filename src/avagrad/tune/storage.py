@@ -15,8 +15,6 @@ import sqlalchemy
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 
-__all__ = ["StorageError", "described", "is_url", "open_storage", "patiently", "storage_errors"]
-
 # A process that is killed while it writes leaves its lock; after so many seconds other processes remove it.
 GRACE = 3
 # How long a database may not respond, for example during a restart, before a study gives up.
@@ -26,11 +24,7 @@ T = TypeVar("T")
 
 
 class StorageError(RuntimeError):
-    """The storage cannot be used; the message says which one, why, and what to do.
-
-    >>> issubclass(StorageError, RuntimeError)
-    True
-    """
+    """The storage cannot be used; the message says which one, why, and what to do."""
 
 
 class _AwayError(StorageError):
@@ -219,11 +213,7 @@ def _damaged_line(path: Path) -> int:
 
 
 def patiently(act: Callable[[], T], *, patience: float | None = None) -> T:
-    """Call a function on a storage; retry for a minute if it is a database that does not respond.
-
-    >>> patiently(lambda: 3)
-    3
-    """
+    """Call a function on a storage; retry for a minute if it is a database that does not respond."""
     until = time.monotonic() + (PATIENCE if patience is None else patience)
     pause = 0.5
     while True:

@@ -16,7 +16,6 @@ take, renew, finish and reclaim points at any moment, and may be killed at any m
 
 import contextlib
 import json
-import math
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -48,11 +47,11 @@ from avagrad.tune.optuna_trials import (
     snapshot_of,
     to_run,
 )
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, worst
 from avagrad.tune.space import Point
 from avagrad.tune.storage import StorageError, described, is_url, open_storage, patiently, storage_errors
 
-__all__ = ["DIRECTIONS", "PRUNERS", "Held", "Snapshot", "Study", "pruner_named"]
+__all__ = ["DIRECTIONS", "PRUNERS", "Study", "pruner_named"]
 
 T = TypeVar("T")
 DIRECTIONS = ("minimize", "maximize")
@@ -151,26 +150,26 @@ class Study:
             now = self.storage.get_study_directions(self.id)[0].name.lower()
             # In this order: the process that creates the study writes ``about`` before there are trials.
             empty = not self.storage.get_all_trials(self.id, deepcopy=False)
-            held = self.storage.get_study_user_attrs(self.id).get(ABOUT)
-            if held is None and empty:
-                held = {"format": 1, **about}
-                self.storage.set_study_user_attr(self.id, ABOUT, held)
+            stored = self.storage.get_study_user_attrs(self.id).get(ABOUT)
+            if stored is None and empty:
+                stored = {"format": 1, **about}
+                self.storage.set_study_user_attr(self.id, ABOUT, stored)
         where = f"storage is {described(self.location)!r}, whose study {self.name!r}"
-        if held is None:
+        if stored is None:
             raise StorageError(f"{where} was not made by avagrad: choose another name, or another storage.")
         if direction is not None and direction != now:
             raise StorageError(f"{where} has the direction {now!r}, but direction is {direction!r}.")
         for key, value in about.items():
-            if key in held and held[key] != value:
-                was, wanted = _difference(held[key], value)
+            if key in stored and stored[key] != value:
+                was, wanted = _difference(stored[key], value)
                 raise StorageError(
                     f"{where} was made with {key} {was}, and now it is {wanted}: its points would not be comparable. "
                     "Choose another name, or another storage."
                 )
-        if missing := {key: value for key, value in about.items() if key not in held}:
+        if missing := {key: value for key, value in about.items() if key not in stored}:
             with self._errors():
-                self.storage.set_study_user_attr(self.id, ABOUT, held | missing)
-        self.direction, self.about = now, held | missing
+                self.storage.set_study_user_attr(self.id, ABOUT, stored | missing)
+        self.direction, self.about = now, stored | missing
 
     @contextlib.contextmanager
     def _errors(self) -> Iterator[None]:
@@ -197,7 +196,7 @@ class Study:
         ...     Study(f"{place}/a.journal", "a", direction="maximize").worst
         -inf
         """
-        return math.inf if self.direction == "minimize" else -math.inf
+        return worst(self.direction)
 
     # --- reading ---
 
@@ -211,7 +210,7 @@ class Study:
         return [trial for trial in self._patiently(read) if KEY in trial.user_attrs]
 
     def snapshot(self) -> Snapshot:
-        """Return the finished, waiting, held and failed points now."""
+        """Return the finished, waiting, running and failed points now."""
         return snapshot_of(self.trials(), self.worst)
 
     @property
@@ -249,7 +248,7 @@ class Study:
         taken = (
             {record.point.key for record in snapshot.records}
             | set(snapshot.waiting)
-            | {key for key, _ in snapshot.held.values()}
+            | {key for key, _ in snapshot.running.values()}
         )
         count = 0
         for point in points:
@@ -269,7 +268,7 @@ class Study:
             finished.add(record.point.key)
             attributes = {SECONDS: record.seconds, FACTS: dict(record.facts), DIVERGED: record.diverged_at}
             state = TrialState.PRUNED if record.pruned else TrialState.COMPLETE
-            value = self.worst if math.isinf(record.value) else record.value
+            value = self.worst if record.diverged else record.value
             self._create(record.point, state=state, value=value, attributes=attributes)
             count += 1
         return count
@@ -336,8 +335,8 @@ class Study:
 
     def reclaim(self, snapshot: Snapshot, watch: Watch) -> int:
         """Fail the trials whose leases have expired; return their number."""
-        watch.keep_only(set(snapshot.held))
-        lost = [trial for trial, (_, lease) in snapshot.held.items() if watch.has_expired(trial, lease)]
+        watch.keep_only(set(snapshot.running))
+        lost = [trial for trial, (_, lease) in snapshot.running.items() if watch.has_expired(trial, lease)]
         return sum(self.fail(trial, LOST) for trial in lost)
 
     def withdraw(self, wanted: "set[str] | None" = None) -> None:

@@ -3,14 +3,13 @@
 A study may have been run on several grids, one after the other. Those that share values of lr or eps form one table.
 """
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from avagrad.tune.records import worst
+from avagrad.tune.records import sign_of, worst
 from avagrad.tune.scores import Score, best
 from avagrad.tune.separability import separability
-from avagrad.tune.space import NAMES, Axis, Cell, Space, axis, shown
+from avagrad.tune.space import NAMES, Axis, Cell, Space, shown
 
 __all__ = ["grids", "tables", "whole_grid"]
 
@@ -27,12 +26,12 @@ def tables(known: Mapping[Cell, Score], *, direction: str = "minimize", width: i
          0.1   0.5    -
            1  0.25  inf
     """
-    sign = 1 if worst(direction) > 0 else -1
+    sign = sign_of(direction)
     texts = {
         cell: _short(sign * score.loss) + ("*" if score.pruned and not score.failed else "")
         for cell, score in known.items()
     }
-    diverged = f"{sign * math.inf}"
+    diverged = f"{worst(direction)}"
     return "\n\n".join(_section(grid, {cell: texts[cell] for cell in grid}, diverged, width) for grid in grids(known))
 
 
@@ -87,7 +86,7 @@ def whole_grid(known: Mapping[Cell, Score]) -> Space | None:
         for line in dict.fromkeys(map(frozenset, lines.values())):
             sides = {along: line, across: {value for value, values in lines.items() if line <= values}}
             if min(len(sides[0]), len(sides[1])) > 1 and 2 * len(sides[0]) * len(sides[1]) >= len(known):
-                found.append(_space(sides[0], sides[1]))
+                found.append(Space.of(sides[0], sides[1]))
     return max(found, key=lambda space: (top in space, len(space)), default=None)
 
 
@@ -98,7 +97,7 @@ def _section(grid: Mapping[Cell, Score], texts: Mapping[Cell, str], diverged: st
         room = max(map(len, texts.values()))
         size = f"{len(cells)} single cell{'s' if len(cells) > 1 else ''}"
         return "\n".join(["; ".join([size, *notes]), *(f"{texts[cell]:<{room}}  {cell}" for cell in cells)])
-    space, whole = _space((cell.lr for cell in grid), (cell.eps for cell in grid)), whole_grid(grid)
+    space, whole = Space.of((cell.lr for cell in grid), (cell.eps for cell in grid)), whole_grid(grid)
     size, part = _size(space), ""
     if len(grid) < len(space):
         size += f", {len(grid)} of {len(space)} cells; - was not run"
@@ -113,15 +112,8 @@ def _lines(cell: Cell) -> list[tuple[object, ...]]:
     return [(axes, name, value) for name, value in zip(NAMES, cell, strict=True)]
 
 
-def _space(lrs: Iterable[float | None], epses: Iterable[float | None]) -> Space:
-    def line(name: str, values: Iterable[float | None]) -> Axis | None:
-        return axis(sorted({value for value in values if value is not None}) or None, name)
-
-    return Space(line("lr", lrs), line("eps", epses))
-
-
 def _size(space: Space) -> str:
-    return " x ".join(f"{len(line)} {line.name}" for line in (space.lr, space.eps) if line is not None)
+    return " x ".join(f"{len(line)} {line.name}" for line in space.axes)
 
 
 def _notes(scores: Iterable[Score], diverged: str) -> list[str]:

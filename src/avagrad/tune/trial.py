@@ -1,6 +1,5 @@
 """The argument of an objective, and the evaluation of one."""
 
-import json
 import math
 import operator
 import os
@@ -13,10 +12,11 @@ from typing import Any
 
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 
+from avagrad.checks import require_json
 from avagrad.stopping import Stopped
 from avagrad.tune.held import Held
 from avagrad.tune.optuna_trials import DIED, GIVEN_BACK, Pruned
-from avagrad.tune.records import Record
+from avagrad.tune.records import check_facts
 from avagrad.tune.storage import StorageError
 
 __all__ = ["Diverged", "Objective", "Trial", "evaluate"]
@@ -96,11 +96,8 @@ class Trial:
     def note(self, **facts: Any) -> None:
         """Store further facts with the result, such as a test error: any valid JSON."""
         facts = self.facts | facts
-        Record(1.0, None, value=0.0, facts=facts)  # rejects names of a record's own fields
-        try:
-            json.dumps(facts)
-        except (TypeError, ValueError) as error:
-            raise TypeError(f"facts are {_short(facts)}, which is not JSON serializable: {error}.") from None
+        check_facts(facts)
+        require_json("facts", facts, shown=_short)
         self.facts = facts
 
     def _flush(self) -> None:

@@ -1,6 +1,5 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
-import json
 import os
 import re
 import shutil
@@ -9,7 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from avagrad.checks import is_number, is_whole, require
+from avagrad.checks import is_number, is_whole, require, require_json
 from avagrad.tune.leases import LEASE
 from avagrad.tune.loop import SearchLoop
 from avagrad.tune.methods import METHODS
@@ -18,16 +17,10 @@ from avagrad.tune.space import Space, Values, axes_of
 from avagrad.tune.storage import is_url
 from avagrad.tune.study import DIRECTIONS, Study, pruner_named
 from avagrad.tune.trial import Objective
-from avagrad.tune.workers import (
-    Batched,
-    InProcess,
-    Job,
-    LocalProcesses,
-    RayTasks,
-    RunTogether,
-    WorkerPool,
-    device_slots,
-)
+from avagrad.tune.workers.base import Job, WorkerPool
+from avagrad.tune.workers.batched import Batched, RunTogether
+from avagrad.tune.workers.local import InProcess, LocalProcesses, device_slots
+from avagrad.tune.workers.ray import RayTasks
 
 __all__ = ["tune"]
 
@@ -123,10 +116,7 @@ def tune(
         )
     where = storage if is_url(storage) else Path(storage).expanduser().resolve()
     about = {"objective": _name_of(objective).rpartition(":")[2]} if about is None else about
-    try:
-        json.dumps(about)
-    except (TypeError, ValueError) as error:
-        raise TypeError(f"about is {about!r}, which is not JSON serializable: {error}.") from None
+    require_json("about", about)
     job = None
     if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
@@ -157,17 +147,14 @@ def _check(
 ) -> None:
     if not callable(objective):
         raise TypeError(f"objective is {objective!r}, but must be a function of a trial.")
-    for name, value, allowed in (("method", method, METHODS), ("direction", direction, DIRECTIONS)):
-        if value not in allowed:
-            raise ValueError(f"{name} is {value!r}, but must be one of {', '.join(allowed)}.")
-    for name, whole, least in (("workers", workers, 0), ("retries", retries, 0), ("slots_per_gpu", slots_per_gpu, 1)):
-        if name == "workers" and whole is None:
-            continue
-        require(is_whole(whole, least), name, whole, f"a whole number of at least {least}")
-    for name, seconds in (("timeout", timeout), ("lease", lease)):
-        if name == "timeout" and seconds is None:
-            continue
-        require(is_number(seconds) and seconds > 0, name, seconds, "a number of seconds above 0")
+    require(method in METHODS, "method", method, f"one of {', '.join(METHODS)}")
+    require(direction in DIRECTIONS, "direction", direction, f"one of {', '.join(DIRECTIONS)}")
+    require(workers is None or is_whole(workers, 0), "workers", workers, "a whole number of at least 0")
+    require(is_whole(retries, 0), "retries", retries, "a whole number of at least 0")
+    require(is_whole(slots_per_gpu, 1), "slots_per_gpu", slots_per_gpu, "a whole number of at least 1")
+    seconds = "a number of seconds above 0"
+    require(timeout is None or (is_number(timeout) and timeout > 0), "timeout", timeout, seconds)
+    require(is_number(lease) and lease > 0, "lease", lease, seconds)
     require(is_number(margin) and margin >= 0, "margin", margin, "a finite number of at least 0")
 
 

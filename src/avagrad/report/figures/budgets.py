@@ -9,6 +9,7 @@ from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_axes, legend, new_figure
 from avagrad.report.reading import Collection, Sweep
 from avagrad.report.values import Band, number, wants_log
+from avagrad.tune.records import sign_of
 from avagrad.tune.scores import best_so_far
 from avagrad.tune.search import replay
 
@@ -49,12 +50,12 @@ class Budgets:
     measure: str
     lines: tuple[Line, ...]
     log: bool  # of the values; trials always are
-    maximize: bool = False
+    direction: str = "minimize"
 
     @property
     def best_sweeps(self) -> set[int]:
         """The sweeps that end best; as many as one drawing can hold."""
-        sign = -1.0 if self.maximize else 1.0
+        sign = sign_of(self.direction)
         ends = {line.sweep: sign * last[1] for line in self.lines[::-1] if (last := line.band.last)}
         return set(sorted(ends, key=lambda sweep: ends[sweep])[:_MOST])
 
@@ -84,7 +85,7 @@ def numbers(collection: Collection) -> list[Budgets]:
         named = enumerate(zip(names_of(sweeps), sweeps, strict=True))
         lines = tuple(line for i, (name, sweep) in named for line in _lines(name, i, sweep))
         log = wants_log((value for line in lines for value in line.band.values), span=3.0)
-        found.append(Budgets(title, sweeps[0].measure, lines, log, sweeps[0].direction == "maximize"))
+        found.append(Budgets(title, sweeps[0].measure, lines, log, sweeps[0].direction))
     return found
 
 

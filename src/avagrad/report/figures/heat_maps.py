@@ -17,9 +17,9 @@ from matplotlib.patheffects import withStroke
 
 from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
-from avagrad.report.known import Known, space_of
+from avagrad.report.known import Known
 from avagrad.report.reading import Collection
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, sign_of
 from avagrad.tune.scores import Score, scores
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability, two_digits
@@ -166,8 +166,8 @@ def heat_map(
     if not records:
         raise ValueError(f"{name}: a heat map needs records with an lr and an eps.")
     cells = scores(records, direction=direction)
-    sign = 1.0 if direction == "minimize" else -1.0
-    space, way = space_of(records), "path of the search"
+    sign = sign_of(direction)
+    space, way = Space.of((cell.lr for cell in cells), (cell.eps for cell in cells)), "path of the search"
     path: tuple[Cell, ...] = ()
     if _needs_bins(space, len(cells)):
         return _binned(name, space, cells, sign)
@@ -204,8 +204,8 @@ def _searched(
         now = plan(search["method"], own, known, start=Cell(*search["start"]), by_first_seed=first, **options)  # type: ignore[arg-type]
     except (KeyError, TypeError, ValueError):  # written by another version, or by hand
         return space, ()
-    lrs, epses = (sorted({*one, *other}) for one, other in zip(_axes(space), _axes(now.space), strict=True))
-    return Space(axis(lrs, "lr"), axis(epses, "eps")), now.path if now.done else ()
+    lrs, epses = ((*one, *other) for one, other in zip(_axes(space), _axes(now.space), strict=True))
+    return Space.of(lrs, epses), now.path if now.done else ()
 
 
 def _needs_bins(space: Space, cells: int) -> bool:

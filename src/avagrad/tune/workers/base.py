@@ -5,7 +5,6 @@ import os
 import sys
 import time
 import uuid
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -17,15 +16,9 @@ from avagrad.tune.storage import StorageError, patiently
 from avagrad.tune.study import Study
 from avagrad.tune.trial import Objective, evaluate
 
-__all__ = ["Job", "WorkerError", "WorkerPool", "new_name", "work_on_one"]
-
 
 class WorkerError(RuntimeError):
-    """Workers cannot run; the message says why.
-
-    >>> issubclass(WorkerError, RuntimeError)
-    True
-    """
+    """Workers cannot run; the message says why."""
 
 
 @dataclass(frozen=True)
@@ -115,26 +108,23 @@ def work(job: Job, worker: str) -> None:
             pause = min(1.5 * pause, 0.5)
 
 
-class WorkerPool(ABC):
+class WorkerPool:
     """The workers of a study: it starts them, replaces those that die, and stops them.
 
-    >>> WorkerPool.__abstractmethods__ >= {"start", "stop"}
-    True
+    A pool that works in this process, while it waits, has nothing to start, check or stop.
     """
 
     def __init__(self, study: Study, *, timeout: float | None = None) -> None:
         self.study, self.timeout = study, timeout
         self.since: dict[int, float] = {}  # when a point held by one of our workers was first seen
 
-    @abstractmethod
     def start(self) -> None:
         """Start the workers."""
 
-    @abstractmethod
     def stop(self) -> None:
         """Stop all workers and release their points."""
 
-    def check(self, snapshot: Snapshot) -> None:  # noqa: B027  # nothing to do if this process works
+    def check(self, snapshot: Snapshot) -> None:
         """Replace workers that have died, and kill those that take too long for a point."""
 
     def wait(self, seconds: float) -> None:
@@ -142,7 +132,8 @@ class WorkerPool(ABC):
         time.sleep(seconds)
 
     def _held_by(self, worker: str, snapshot: Snapshot) -> list[int]:
-        return [trial for trial, (_, lease) in snapshot.held.items() if lease is not None and lease["worker"] == worker]
+        running = snapshot.running.items()
+        return [trial for trial, (_, lease) in running if lease is not None and lease["worker"] == worker]
 
     def _release(self, workers: Sequence[str], reason: str) -> None:
         snapshot = self.study.snapshot()
@@ -170,9 +161,5 @@ class WorkerPool(ABC):
 
 
 def new_name() -> str:
-    """Return a name for a worker.
-
-    >>> len(new_name())
-    12
-    """
+    """Return a name for a worker."""
     return uuid.uuid4().hex[:12]

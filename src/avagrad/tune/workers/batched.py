@@ -1,37 +1,26 @@
 """All points at once: this process passes them to a function that runs them together."""
 
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 
-from avagrad.tune.held import Held
-from avagrad.tune.leases import renew_after
+from avagrad.tune.held import Held, keep_all
 from avagrad.tune.optuna_trials import GIVEN_BACK
 from avagrad.tune.records import Record
 from avagrad.tune.space import Point
-from avagrad.tune.storage import StorageError, patiently
+from avagrad.tune.storage import patiently
 from avagrad.tune.study import Study
 from avagrad.tune.workers.base import WorkerPool, new_name
-
-__all__ = ["Batched", "RunTogether"]
 
 RunTogether = Callable[[list[Point]], list[Record]]
 
 
 class Batched(WorkerPool):
-    """Runs all points at once in this process, by a function that takes a list of them.
-
-    >>> issubclass(Batched, WorkerPool)
-    True
-    """
+    """Runs all points at once in this process, by a function that takes a list of them."""
 
     def __init__(self, run: RunTogether, study: Study, *, lease: float) -> None:
         super().__init__(study)
         self.run, self.lease, self.worker = run, lease, new_name()
-
-    def start(self) -> None:
-        """Do nothing: this process works while it waits."""
 
     def wait(self, seconds: float) -> None:
         """Evaluate all waiting points."""
@@ -41,17 +30,8 @@ class Batched(WorkerPool):
         if not held:
             time.sleep(seconds)
             return
-        ended, began = threading.Event(), time.monotonic()
-
-        def renew() -> None:
-            every = renew_after(self.lease, 0.0)
-            while not ended.wait(every):
-                every = renew_after(self.lease, time.monotonic() - began)
-                for one in held:
-                    with contextlib.suppress(StorageError):
-                        one.renew(every)
-
-        threading.Thread(target=renew, name="leases", daemon=True).start()
+        ended = threading.Event()
+        keep_all(held, self.lease, ended)
         try:
             found = self._records([one.point for one in held])
         except BaseException:
@@ -65,9 +45,6 @@ class Batched(WorkerPool):
             worst, facts = self.study.worst, record.facts
             value = worst if record.diverged else record.value
             one.finish(value, diverged_at=record.diverged_at, facts=facts, seconds=record.seconds)
-
-    def stop(self) -> None:
-        """Do nothing: this process holds no points any more."""
 
     def _records(self, points: list[Point]) -> dict[str, Record]:
         """Run the points, and return a record for each."""

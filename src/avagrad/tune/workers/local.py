@@ -15,35 +15,23 @@ from avagrad.tune.trial import Objective
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work, work_on_one
 from avagrad.worker_process import WorkerProcess, stop_all
 
-__all__ = ["InProcess", "LocalProcesses", "device_slots"]
-
 # How often workers may exit, or each be killed, without having taken a point, before the search gives up.
 _MAX_IDLE_EXITS, _MAX_IDLE_KILLS = 3, 10
 _STOP_SECONDS = 5.0  # that a worker has for saving when it is asked to stop
 
 
 class InProcess(WorkerPool):
-    """Runs points in this process, one by one.
-
-    >>> issubclass(InProcess, WorkerPool)
-    True
-    """
+    """Runs points in this process, one by one."""
 
     def __init__(self, objective: Objective, study: Study, *, lease: float, prunes: bool) -> None:
         super().__init__(study)
         self.objective, self.lease, self.prunes = objective, lease, prunes
         self.worker = new_name()
 
-    def start(self) -> None:
-        """Do nothing: this process works while it waits."""
-
     def wait(self, seconds: float) -> None:
         """Evaluate one point, if there is one."""
         if not work_on_one(self.study, self.objective, self.worker, lease=self.lease, prunes=self.prunes):
             time.sleep(seconds)
-
-    def stop(self) -> None:
-        """Do nothing: this process holds no point any more."""
 
 
 class _Process:
@@ -74,11 +62,7 @@ def _work_here(connection: Connection, job: Job, worker: str) -> None:
 
 
 class LocalProcesses(WorkerPool):
-    """Worker processes on this machine, one for each slot; a slot is a worker's additional environment variables.
-
-    >>> issubclass(LocalProcesses, WorkerPool)
-    True
-    """
+    """Worker processes on this machine, one for each slot; a slot is a worker's additional environment variables."""
 
     def __init__(
         self, job: Job, study: Study, slots: Sequence[dict[str, str]], *, timeout: float | None = None

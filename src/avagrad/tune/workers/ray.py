@@ -8,15 +8,9 @@ from avagrad.tune.optuna_trials import DIED, Snapshot
 from avagrad.tune.study import Study
 from avagrad.tune.workers.base import Job, WorkerError, WorkerPool, new_name, work
 
-__all__ = ["RayTasks"]
-
 
 class RayTasks(WorkerPool):
-    """Tasks on a Ray cluster, each of which works until it is cancelled. Every node must be able to reach the storage.
-
-    >>> issubclass(RayTasks, WorkerPool)
-    True
-    """
+    """Tasks on a Ray cluster, each of which works until it is cancelled. Every node must reach the storage."""
 
     def __init__(
         self,
