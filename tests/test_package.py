@@ -111,7 +111,7 @@ def test_the_optimizers_import_torch_and_themselves_alone() -> None:
 BELOW = {
     "integrations": {"create", "optim"},
     "optax": {"optim"},
-    "cli": {"progress", "report", "lab", "tune", "stopping", "names"},
+    "cli": {"progress", "report", "lab", "tune", "checks", "stopping", "names"},
     "progress": set(),
     "report": {"lab", "tune", "theory", "files"},
     "lab": {"checks", "create", "theory", "tune", "optim", "files", "stopping", "worker_process", "names"},

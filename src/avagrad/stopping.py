@@ -79,19 +79,26 @@ def catch_signals() -> Iterator[StopRequest]:
 
 
 @contextlib.contextmanager
-def interrupt_on_sigterm() -> Iterator[None]:
-    """Make SIGTERM, which schedulers send, raise KeyboardInterrupt as Ctrl-C does.
+def interrupt_on_sigterm() -> Iterator[StopRequest]:
+    """Make SIGTERM, which schedulers send, raise KeyboardInterrupt as Ctrl-C does, and record it.
 
-    >>> with interrupt_on_sigterm():
-    ...     signal.getsignal(signal.SIGTERM) is signal.default_int_handler
+    >>> with interrupt_on_sigterm() as stop, contextlib.suppress(KeyboardInterrupt):
+    ...     os.kill(os.getpid(), signal.SIGTERM)
+    >>> stop.signal == signal.SIGTERM
     True
     """
+    stop = StopRequest()
     if threading.current_thread() is not threading.main_thread():  # signals can be caught only there
-        yield
+        yield stop
         return
     before = signal.getsignal(signal.SIGTERM) or signal.SIG_DFL
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+
+    def handle(number: int, _: object) -> None:
+        stop.signal = number
+        raise KeyboardInterrupt
+
+    signal.signal(signal.SIGTERM, handle)
     try:
-        yield
+        yield stop
     finally:
         signal.signal(signal.SIGTERM, before)

@@ -2,7 +2,9 @@
 
 import contextlib
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -225,6 +227,17 @@ def test_steps(step: Any, tmp_path: Path) -> None:
         assert evaluate(objective, held) == (step is None and objective is diverges)
     failures = study.snapshot().failures["lr=1 seed=0"]
     assert all(f"step is {step!r}, but must be a whole number from 0 to 2147483647." in reason for reason in failures)
+
+
+def test_without_a_best_point_the_failures_have_their_reasons(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        if trial.lr == 2:
+            raise ValueError("no")
+        return math.nan
+
+    result = tune(objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", retries=0)
+    assert result.best is None
+    assert re.search(r"Without a result: lr=2 seed=0 \(objective raised ValueError: no", result.summary())
 
 
 def test_an_objective_that_leaves_here(tmp_path: Path) -> None:

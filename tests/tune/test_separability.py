@@ -170,6 +170,15 @@ def test_where_everything_diverged() -> None:
     assert found.summary() == "All 81 cells of the grid diverged or failed, so nothing is known about lr and eps."
 
 
+def test_pruned_cells_are_counted() -> None:
+    known = landscape(EVEN, lambda lr, eps: lr**2 + eps**2)
+    cut = [cell for cell in EVEN.cells() if cell.lr == EVEN.cells()[0].lr]
+    known |= {cell: Score(known[cell].loss, pruned=True) for cell in cut}
+    found = separability(EVEN, known, start=EVEN.start())
+    assert found.pruned == 9
+    assert found.summary().endswith(" 9 of 81 cells were pruned, so all of this is uncertain.")
+
+
 def test_as_good_as_the_best() -> None:
     """A grid of ties, where the search picks another one of the best cells."""
     space = Space(axis([1, 2], "lr"), axis([1, 2], "eps"))

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from avagrad.tune.space import Axis, Cell, Point, Space, axis, rounded, shown
+from avagrad.tune.space import Axis, Cell, Point, Space, axes_of, axis, rounded, shown
 
 values = st.floats(min_value=1e-300, max_value=1e300)
 
@@ -225,3 +225,9 @@ def test_cells_that_are_not_in_a_space() -> None:
             space.indices(cell)
     assert "lr" not in space
     assert (1.0, None) in space
+
+
+def test_an_optimizer_may_be_named_as_its_class() -> None:
+    assert axes_of(None, None, "AvaStep") == axes_of(None, None, "avastep")
+    space = Space(axis("1e-3:10:5", "lr"), axis("1e-8:1:5", "eps"))
+    assert space.start(optimizer="AvaStep") == space.start(optimizer="avastep") != space.start()

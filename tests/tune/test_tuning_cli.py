@@ -108,6 +108,9 @@ def test_an_export_replaces_records_alone(project: Path) -> None:
     assert done.returncode == 2
     assert "file is 'a/mine.journal', which is not a file of records: choose another one." in done.stderr
     assert journal.read_bytes() == before
+    done = command("-m", "avagrad", "study", "export", "a/mine.journal", "/dev/stdout", cwd=project)  # a pipe here
+    assert done.returncode == 2
+    assert "file is '/dev/stdout', but must be a regular file, or a new one." in done.stderr
     for _ in range(2):  # records may be replaced
         avagrad("study", "export", "a/mine.journal", "out.jsonl", cwd=project)
 
@@ -239,6 +242,11 @@ WRONG = {
     "tune mine:objective --lr -1,2": "lr has the value -1.0, but a value must be finite and above 0",
     "tune mine:objective --lr 1,2 --method best": "method is 'best', but must be one of lines, separable, grid",
     "tune mine:objective --lr 1,2 --direction up": "direction is 'up', but must be one of minimize, maximize",
+    "tune mine:objective --lr 1,2 --direction up --dry-run": "direction is 'up', but must be one of minimize, maximize",
+    "tune mine:objective --lr 1,2 --seeds -2 --dry-run": "seeds is -2, but must be a whole number of at least 1",
+    "tune mine:objective --lr 1,2 --pruner foo --dry-run": "pruner is 'foo'",
+    "sweep digits --lr 1,2 --margin -1 --dry-run": "margin is -1.0, but must be a finite number of at least 0",
+    "tune mine:wrong --lr 1": "objective returned None, but must be a number",
     "tune mine:wrong --lr 1,2": "objective returned None, but must be a number",
     "sweep digitz": "digitz",
     "sweep digits --optimizer sgd --eps 1,2": "but sgd has no eps",
@@ -310,15 +318,16 @@ def test_a_sweep_by_an_ensemble_is_the_sweep_by_runs(tmp_path: Path) -> None:
     assert "engine is 'ensemble' with workers, ray, timeout or pruner" in done.stderr
 
 
-def test_ctrl_c_says_how_to_go_on(project: Path) -> None:
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_stops_it_and_it_says_how_to_resume(project: Path, number: int, code: int) -> None:
     (project / "slow.py").write_text(SLOW)
     typed = [sys.executable, "-m", "avagrad", "tune", "slow:objective", "--lr", "1,2,3,4", "--storage", "s.journal"]
     typed += ["--method", "separable"]
     run = subprocess.Popen(typed, cwd=project, stderr=subprocess.PIPE, text=True)
     until(lambda: (project / "at the third").exists() or run.poll() is not None)
-    run.send_signal(signal.SIGINT)
+    run.send_signal(number)
     _, said = run.communicate()
-    assert run.returncode == 130
+    assert run.returncode == code
     progress, last = said.splitlines()
     assert re.fullmatch(r"line over lr: 0 of 4 done", progress)
     assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.", last)

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from avagrad.checks import require
 from avagrad.cli.lab import RunBar, Task
 from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
@@ -23,7 +24,7 @@ from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described
 from avagrad.tune.study import Study
 from avagrad.tune.tables import tables
-from avagrad.tune.tuner import tune
+from avagrad.tune.tuner import check_search, tune
 
 __all__ = ["app"]
 
@@ -116,6 +117,7 @@ def export_records(
 ) -> None:
     """Write the records of a study to a file of JSON lines."""
     if file.exists():
+        require(file.is_file(), "file", str(file), "a regular file, or a new one")
         try:
             read_records(file)
         except ValueError:
@@ -159,6 +161,8 @@ def show(storage: _Storage, name: _Name = None) -> None:
 
 def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> None:
     """Print what a search would run."""
+    checked = ("method", "direction", "workers", "seeds", "timeout", "retries", "margin", "pruner", "slots_per_gpu")
+    check_search(**{name: search[name] for name in checked if name in search})
     space = Space(lr, eps)
     start = space.start(search["start_lr"], search["start_eps"], search["optimizer"])
     first = plan(search["method"], space, {}, start=start)

@@ -5,6 +5,7 @@ import math
 import time
 from collections.abc import Callable
 from pathlib import Path
+from signal import SIGINT
 from typing import Any
 
 from avagrad.stopping import Stopped, interrupt_on_sigterm
@@ -52,13 +53,13 @@ class SearchLoop:
     def run(self, watcher: Callable[[Progress], object]) -> Result:
         """Run the search to its end."""
         try:
-            with interrupt_on_sigterm():
+            with interrupt_on_sigterm() as stop:
                 return self._run(watcher)
         except KeyboardInterrupt:
             self.study.patience = 0.0
             with contextlib.suppress(StorageError):
                 self.snapshot = self.study.snapshot()
-            raise Stopped(f"stopped: {self._kept()}; run it again to resume.") from None
+            raise Stopped(f"stopped: {self._kept()}; run it again to resume.", number=stop.signal or SIGINT) from None
         except (StorageError, WorkerError) as error:  # a worker may be the first to notice that the storage is gone
             kind = WorkerError if isinstance(error, WorkerError) else StorageError
             raise kind(f"{error}{self._rescued()}") from error.__cause__
@@ -90,6 +91,7 @@ class SearchLoop:
                 self.snapshot = self.study.snapshot()
                 now = self._plan()
                 pause = 0.05 if queued or self.snapshot.records != before else min(1.5 * pause, 0.5)
+            self._raise_if_nothing_works()
             self.study.withdraw()
             watcher(self._progress(now))
         finally:

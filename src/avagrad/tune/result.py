@@ -93,8 +93,10 @@ class Result:
 
     def summary(self) -> str:
         """Return the result in a few sentences."""
+        failed = f"Without a result: {'; '.join(f'{key} ({why})' for key, why in self.failed.items())}."
         if self.best is None:
-            return f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
+            nothing = f"No point has given a finite value{f': {self.stage}' if self.stage else ''}."
+            return f"{nothing} {failed}" if self.failed else nothing
         cell, count = Cell(self.best.lr, self.best.eps), len(self.trials)
         before = f" ({count - self.new} from earlier runs)" if self.new is not None and self.new < count else ""
         parts = [
@@ -109,5 +111,5 @@ class Result:
         if self.at_ends:
             parts.append(f"It is at an end of the {' and the '.join(self.at_ends)} axis: try a wider one.")
         if self.failed:
-            parts.append(f"Without a result: {'; '.join(f'{key} ({why})' for key, why in self.failed.items())}.")
+            parts.append(failed)
         return " ".join(parts)

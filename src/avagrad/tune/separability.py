@@ -32,7 +32,8 @@ class Separability:
     - ``best``, ``best_loss``: the best cell of the grid
     - ``pick``, ``pick_loss``, ``regret``, ``trials``, ``rings``, ``confirmed``: the result of the separable search,
       how much worse it is than the best cell, and its cost
-    - ``cells``: the number of cells of the grid; ``start``: where the separable search starts
+    - ``cells``: the number of cells of the grid, ``pruned`` of which have losses of shorter runs; ``start``: where the
+      separable search starts
 
     None or infinity means that there is no value: every cell diverged, or the search's first line did.
 
@@ -60,6 +61,7 @@ class Separability:
     rings: int
     confirmed: bool | None
     cells: int
+    pruned: int
     start: Cell
 
     def summary(self) -> str:
@@ -82,6 +84,7 @@ class Separability:
             f"The best lr {moves} over eps from {shown(working[0])} to {shown(working[-1])} ({slopes}). It is the"
             f" overall best at {100 * self.share:.0f} % of the eps and stays within one step of it from"
             f" {shown(self.stays[0])} to {shown(self.stays[1])}. {found}"
+            + (f" {self.pruned} of {self.cells} cells were pruned, so all of this is uncertain." if self.pruned else "")
         )
 
     def _worse(self) -> str:
@@ -144,6 +147,7 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
         rings=found.rings,
         confirmed=found.confirmed,
         cells=len(space),
+        pruned=sum(known[cell].pruned for cell in space.cells()),
         start=start,
     )
 

@@ -225,10 +225,10 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
     if optimizer is not None and (lr is None or eps is None):
-        if optimizer not in USUAL_AXES:
+        if optimizer.lower() not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
             raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")
-        usual_lr, usual_eps = USUAL_AXES[optimizer]
+        usual_lr, usual_eps = USUAL_AXES[optimizer.lower()]
         lr, eps = usual_lr if lr is None else lr, usual_eps if eps is None else eps
     return axis(lr, "lr"), axis(eps, "eps")
 
@@ -333,7 +333,7 @@ class Space:
         ...
         ValueError: start_lr is 0.5, but must be on the lr axis, where the nearest values are 0.01, 0.1, 1.
         """
-        usual = _SMALL_START_EPS.get(optimizer or "", _START_EPS)
+        usual = _SMALL_START_EPS.get((optimizer or "").lower(), _START_EPS)
         found: list[float | None] = []
         for name, given, line in zip(NAMES, (start_lr, start_eps), (self.lr, self.eps), strict=True):
             if line is None:

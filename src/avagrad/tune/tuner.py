@@ -98,9 +98,11 @@ def tune(
     """
     space = Space(*axes_of(lr, eps, optimizer))
     start = space.start(start_lr, start_eps, optimizer)
-    _check(objective, method, direction, workers, timeout, retries, margin, slots_per_gpu, lease)
+    if not callable(objective):
+        raise TypeError(f"objective is {objective!r}, but must be a function of a trial.")
+    numbers: dict[str, Any] = {"timeout": timeout, "retries": retries, "margin": margin, "lease": lease}
+    check_search(method, direction, workers, seeds=seeds, pruner=pruner, slots_per_gpu=slots_per_gpu, **numbers)
     margin, lease = float(margin), float(lease)  # NumPy's are not JSON serializable
-    pruner_named(pruner)
     seeds = _seeds(seeds)
     if timeout is not None and workers == 0 and ray is None:
         raise ValueError(f"timeout is {timeout!r}, but a process cannot kill itself: it needs at least one worker.")
@@ -134,19 +136,20 @@ def tune(
     return SearchLoop(study, pool, space, start, method, **options).run(watcher or _terminal_line())  # type: ignore[arg-type]
 
 
-def _check(
-    objective: object,
+def check_search(
     method: str,
-    direction: str,
-    workers: int | None,
-    timeout: float | None,
-    retries: int,
-    margin: float,
-    slots_per_gpu: int,
-    lease: float,
+    direction: str = "minimize",
+    workers: int | None = 0,
+    *,
+    seeds: int | Sequence[int] = 1,
+    timeout: float | None = None,
+    retries: int = 2,
+    margin: float = 0.0,
+    pruner: str | None = None,
+    slots_per_gpu: int = 1,
+    lease: float = LEASE,
 ) -> None:
-    if not callable(objective):
-        raise TypeError(f"objective is {objective!r}, but must be a function of a trial.")
+    """Reject invalid arguments of a search; they are those of :func:`tune`."""
     require(method in METHODS, "method", method, f"one of {', '.join(METHODS)}")
     require(direction in DIRECTIONS, "direction", direction, f"one of {', '.join(DIRECTIONS)}")
     require(workers is None or is_whole(workers, 0), "workers", workers, "a whole number of at least 0")
@@ -156,6 +159,8 @@ def _check(
     require(timeout is None or (is_number(timeout) and timeout > 0), "timeout", timeout, seconds)
     require(is_number(lease) and lease > 0, "lease", lease, seconds)
     require(is_number(margin) and margin >= 0, "margin", margin, "a finite number of at least 0")
+    pruner_named(pruner)
+    _seeds(seeds)
 
 
 def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
