@@ -229,6 +229,15 @@ def test_steps(step: Any, tmp_path: Path) -> None:
     assert all(f"step is {step!r}, but must be a whole number from 0 to 2147483647." in reason for reason in failures)
 
 
+def test_facts_from_elsewhere_that_are_not_json(tmp_path: Path) -> None:
+    record = Record(1, None, 0, value=1.0, facts={"betas": {0.9}})
+    says = r"facts of lr=1 seed=0 is {'betas': {0.9}}, which is not JSON serializable"
+    with pytest.raises(TypeError, match=says):
+        tune(lr_only, lr=[1], storage=tmp_path / "a.journal", together=lambda points: [record])
+    with pytest.raises(TypeError, match=says):
+        Study(tmp_path / "b.journal", "b", direction="minimize").add([record])
+
+
 def test_without_a_best_point_the_failures_have_their_reasons(tmp_path: Path) -> None:
     def objective(trial: Trial) -> float:
         if trial.lr == 2:

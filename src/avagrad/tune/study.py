@@ -27,6 +27,7 @@ from optuna.storages import BaseStorage
 from optuna.study import StudyDirection
 from optuna.trial import FrozenTrial, TrialState
 
+from avagrad.checks import require_json
 from avagrad.tune.held import Held
 from avagrad.tune.leases import Watch, holder
 from avagrad.tune.optuna_trials import (
@@ -266,6 +267,7 @@ class Study:
             if record.point.key in finished:
                 continue
             finished.add(record.point.key)
+            require_json(f"facts of {record.point.key}", dict(record.facts))
             attributes = {SECONDS: record.seconds, FACTS: dict(record.facts), DIVERGED: record.diverged_at}
             state = TrialState.PRUNED if record.pruned else TrialState.COMPLETE
             value = self.worst if record.diverged else record.value

@@ -4,6 +4,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 
+from avagrad.checks import require_json
 from avagrad.tune.held import Held, keep_all
 from avagrad.tune.optuna_trials import GIVEN_BACK
 from avagrad.tune.records import Record
@@ -57,4 +58,6 @@ class Batched(WorkerPool):
             raise ValueError(
                 f"together returned a list that {has}, but must have one for each: {lacking[0]} is missing."
             )
+        for key, record in found.items():
+            require_json(f"facts of {key}", dict(record.facts))
         return found
