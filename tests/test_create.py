@@ -71,6 +71,6 @@ def test_parameters_and_groups_are_taken_as_they_are() -> None:
         ("avastep", {"epsilon": 1.0}, TypeError, "epsilon"),
     ],
 )
-def test_what_is_wrong_is_refused(name: Any, options: dict[str, Any], error: type[Exception], says: str) -> None:
+def test_what_is_wrong_is_rejected(name: Any, options: dict[str, Any], error: type[Exception], says: str) -> None:
     with pytest.raises(error, match=says):
         avagrad.create_optimizer(model(), name, **options)

@@ -605,7 +605,7 @@ NAN = float("nan")
         (lambda: slack(NAN, 1.0), r"bound is nan"),
     ],
 )
-def test_bad_arguments_are_refused_in_a_sentence(call: Any, sentence: str) -> None:
+def test_bad_arguments_are_rejected_in_a_sentence(call: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=rf"^theory: .*{sentence}.*\.$"):
         call()
 

@@ -89,20 +89,20 @@ def test_shards_without_placements(ranks: Pools, wrapper: Any, name: str, path: 
         ("flat parameter with a group", "use_orig_params"),
     ],
 )
-def test_hidden_shards_are_refused(ranks: Pools, name: str, case: str, says: str) -> None:
+def test_hidden_shards_are_rejected(ranks: Pools, name: str, case: str, says: str) -> None:
     for message in ranks(2).run(refused, name, case):
         assert message.startswith(f"ValueError: {name}: ")
         assert says in message
 
 
-def test_a_maximum_over_hidden_shards_is_refused(ranks: Pools) -> None:
+def test_a_maximum_over_hidden_shards_is_rejected(ranks: Pools) -> None:
     for message in ranks(2).run(refused, "AdaShift", "views"):
         assert message.startswith("ValueError: AdaShift: ")
         assert "fully_shard" in message
 
 
 @pytest.mark.parametrize("name", DELAYED)
-def test_step_in_backward_is_refused(ranks: Pools, name: str) -> None:
+def test_step_in_backward_is_rejected(ranks: Pools, name: str) -> None:
     for message in ranks(2).run(refused_in_backward, name):
         assert message.startswith(("RuntimeError", "ValueError"))
         assert "DTensor" in message
@@ -133,7 +133,7 @@ def test_a_copy_has_no_group_until_it_is_given_one(ranks: Pools, how: str, path:
 
 @pytest.mark.parametrize(("path", "stop"), [("loop", 5), ("fused", 5), ("foreach", 10), ("fused", 16)])
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized:UserWarning")
-def test_a_checkpoint_goes_on_elsewhere(ranks: Pools, tmp_path: Path, path: str, stop: int) -> None:
+def test_a_checkpoint_continues_elsewhere(ranks: Pools, tmp_path: Path, path: str, stop: int) -> None:
     """Saved by two ranks before a parameter is thawed, while all train, after one is frozen; loaded by 4, 2 and 1."""
     what = job(path=path)
     ranks(2).run(train_and_save, what, tmp_path, stop)
@@ -198,7 +198,7 @@ def test_steps_with_lr_zero_count_on_all_ranks_alike(ranks: Pools) -> None:
     assert gammas == others
 
 
-def test_groups_and_parameters_that_cannot_be_are_refused(ranks: Pools) -> None:
+def test_groups_and_parameters_that_cannot_be_are_rejected(ranks: Pools) -> None:
     first, second = ranks(2).run(refusals)
     for found in (first, second):
         assert "ignored_modules" in found["ignored"]
@@ -213,7 +213,7 @@ def test_autograd_notices_that_a_dtensor_has_moved(ranks: Pools, path: str) -> N
         assert "modified by an inplace operation" in said
 
 
-def test_copies_go_on_when_they_have_their_group(ranks: Pools) -> None:
+def test_copies_continue_when_they_have_their_group(ranks: Pools) -> None:
     assert ranks(2).run(copies_go_on_when_they_have_their_group) == [[True, True]] * 2
 
 
@@ -236,7 +236,7 @@ def test_a_lost_rank_is_an_error_and_no_hang(how: str) -> None:
 
 
 @pytest.mark.slow
-def test_the_example_trains_saves_and_goes_on(tmp_path: Path) -> None:
+def test_the_example_trains_saves_and_continues(tmp_path: Path) -> None:
     def losses(steps: int) -> dict[int, float]:
         launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"]
         command = [*launch, str(EXAMPLE), "--steps", str(steps), "--checkpoint", str(tmp_path / "checkpoint")]

@@ -84,7 +84,7 @@ def test_the_numbers_are_those_of_diagnostics_however_the_optimizer_is_wrapped()
 
 @pytest.mark.parametrize("every", [0, -1, 1.5, True, "10", None])
 @pytest.mark.parametrize("name", ["hugging_face", "lightning"])
-def test_a_bad_number_of_steps_is_refused(name: str, every: Any) -> None:
+def test_a_bad_number_of_steps_is_rejected(name: str, every: Any) -> None:
     library({"hugging_face": "transformers", "lightning": "lightning"}[name])
     from avagrad import integrations
 

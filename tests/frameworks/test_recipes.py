@@ -100,7 +100,7 @@ def same(first: Any, second: Any) -> bool:
 # --- plain PyTorch ---
 
 
-def test_plain_pytorch_learns_and_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_plain_pytorch_learns_and_continues_to_the_bit(tmp_path: Path) -> None:
     train = example("plain_pytorch").main
     straight = train(tmp_path / "straight.pt")
     first = train(tmp_path / "resumed.pt", steps=45)
@@ -130,7 +130,7 @@ def checkpoint(folder: Path) -> list[Any]:
 
 
 @HUGGING_FACE_WARNS
-def test_hugging_face_learns_and_goes_on_to_the_bit(hugging_face: Any, tmp_path: Path) -> None:
+def test_hugging_face_learns_and_continues_to_the_bit(hugging_face: Any, tmp_path: Path) -> None:
     straight = hugging_face.main(tmp_path / "straight")
     assert len(straight) == 40
     assert learns(straight)
@@ -230,7 +230,7 @@ def adamw_run(hugging_face: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
 
 @HUGGING_FACE_WARNS
-def test_hugging_face_avastep_goes_on_with_the_lr_of_adamw(adamw_run: AdamWRun) -> None:
+def test_hugging_face_avastep_continues_with_the_lr_of_adamw(adamw_run: AdamWRun) -> None:
     assert adamw_run.expected == pytest.approx([0.0, 2.5e-4, 5e-4, 7.5e-4, 1e-3, 5e-4])
     with pytest.warns(UserWarning, match="AvaStep: .* from another optimizer .* lr=.*, initial_lr=0.001"):
         found = adamw_run.go_on(lambda groups: avagrad.AvaStep(groups, lr=0.2))
@@ -254,7 +254,7 @@ def test_hugging_face_avagradw_says_what_to_do_about_the_lr_of_adamw(
 
 
 @pytest.mark.usefixtures("_accelerate_starts_anew")
-def test_accelerate_learns_and_goes_on_to_the_bit(tmp_path: Path) -> None:
+def test_accelerate_learns_and_continues_to_the_bit(tmp_path: Path) -> None:
     library("accelerate")
     from safetensors.torch import load_file
 
@@ -288,7 +288,7 @@ def lightning_parts(path: Path) -> list[Any]:
 
 
 @pytest.mark.usefixtures("_lightning_warns")
-def test_lightning_learns_and_goes_on_to_the_bit(lightning_module: Any, tmp_path: Path) -> None:
+def test_lightning_learns_and_continues_to_the_bit(lightning_module: Any, tmp_path: Path) -> None:
     train, last = lightning_module.main, Path("checkpoints") / "last.ckpt"
     straight = train(tmp_path / "straight")
     first = train(tmp_path / "resumed", epochs=1)

@@ -37,7 +37,7 @@ def avagrad_command(*arguments: str, cwd: Path | None = None) -> "subprocess.Com
 
 
 @pytest.mark.slow
-def test_train_runs_and_goes_on(tmp_path: Path) -> None:
+def test_train_runs_and_continues(tmp_path: Path) -> None:
     run = ("train", "digits", "--optimizer", "avagrad", "--lr", "1", "--eps", "10", "--seed", "3", "--epochs", "2")
     done = avagrad_command(*run, "--out", "x", cwd=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -120,7 +120,7 @@ def test_list_shows_all_of_a_task() -> None:
 
 
 @pytest.mark.slow
-def test_resume_goes_on_with_a_training_and_an_ensemble(tmp_path: Path) -> None:
+def test_resume_continues_with_a_training_and_an_ensemble(tmp_path: Path) -> None:
     """With the folder alone, to the same numbers, also where it was written before a setting was there."""
     config = configure("digits", "adam", epochs=3, threads=1)
     points = [(0.001, 1e-8, 0), (0.01, 1e-3, 0), (0.01, 1e-3, 1)]

@@ -77,7 +77,7 @@ def test_other_settings_are_run_anew(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
+def test_killed_it_leaves_nobody_behind_and_continues(tmp_path: Path) -> None:
     todo = [training(), waiting()]
     path = os.pathsep.join(sys.path)
     script = [sys.executable, str(Path(__file__).with_name("demo_jobs.py")), str(tmp_path)]
@@ -97,7 +97,7 @@ def test_killed_it_leaves_nobody_behind_and_goes_on(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_ctrl_c_saves_and_says_how_to_go_on(tmp_path: Path) -> None:
+def test_ctrl_c_saves_and_says_how_to_continue(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "avagrad", "demo", "--out", str(tmp_path / "x"), "--workers", "2"]
     process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, start_new_session=True)
     metrics = tmp_path / "x" / "maps" / "avastep" / "metrics.jsonl"

@@ -324,7 +324,7 @@ def test_it_does_not_matter_how_many_go_together(tmp_path: Path, members_at_once
 
 
 @pytest.mark.parametrize("task", ["digits", "chars"])
-def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, text: str, task: str) -> None:
+def test_a_run_that_is_stopped_continues_to_the_same_numbers(tmp_path: Path, text: str, task: str) -> None:
     """Stopped inside of an epoch, at its end, and between two ensembles."""
     if task == "chars":
         config = configure(task, "avagrad", data=text, task_options=SMALL_CHARS, epochs=2, threads=1)
@@ -368,7 +368,7 @@ class DigitsWithDropout(Digits):
         return nn.Sequential(nn.Flatten(), nn.Linear(64, 32), nn.ReLU(), nn.Dropout(), nn.Linear(32, 10))
 
 
-def test_dropout_goes_on(tmp_path: Path) -> None:
+def test_dropout_continues(tmp_path: Path) -> None:
     config = configure(f"{__name__}:DigitsWithDropout", "adam", lr=0.01, eps=0.1, epochs=2, threads=1)
     whole = train_ensemble(config, KEYS[:2], tmp_path / "whole")
     with pytest.raises(Stopped):
@@ -481,7 +481,7 @@ def test_on_a_gpu_the_lstm_is_the_trainers(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.gpu
-def test_on_a_gpu_a_run_that_is_stopped_goes_on(tmp_path: Path, images: str) -> None:
+def test_on_a_gpu_a_run_that_is_stopped_continues(tmp_path: Path, images: str) -> None:
     options: dict[str, Any] = {"data": images, "task_options": {"model": "small", "batch_size": 18}, "device": "cuda"}
     config = configure("cifar", "adam", epochs=4, milestones=(2,), **options)
     points = [(0.01, 0.1, 0), (0.1, 1e-3, 0)]

@@ -262,7 +262,7 @@ def test_bits_by_frequency_are_those_of_the_groups(tmp_path: Path) -> None:
         ({"train.bin": b"\0" * 72, "val.bin": b"\0" * 900}, "batch_size is 4, but there are only 3 windows of 8"),
     ],
 )
-def test_bad_files_are_refused(tmp_path: Path, contents: dict[str, bytes], says: str) -> None:
+def test_bad_files_are_rejected(tmp_path: Path, contents: dict[str, bytes], says: str) -> None:
     for name, content in contents.items():
         (tmp_path / name).write_bytes(content)
     with pytest.raises((ValueError, FileNotFoundError), match=says):
@@ -325,7 +325,7 @@ def test_normalisation_does_not_decay(tmp_path: Path, text: str) -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["adamw", "avastep"])
-def test_a_run_that_is_stopped_goes_on_to_the_same_bits(tmp_path: Path, text: str, optimizer: str) -> None:
+def test_a_run_that_is_stopped_continues_to_the_same_bits(tmp_path: Path, text: str, optimizer: str) -> None:
     config = tiny(optimizer, text)
     train(config, tmp_path / "whole")
     callback = StopAt(3, 5, 13)

@@ -347,7 +347,7 @@ def test_evaluation_counts_every_image_once(original: Path) -> None:
     assert score.error == pytest.approx(100 * (scores.argmax(1) != labels).double().mean().item())
 
 
-def test_training_goes_on_after_an_evaluation(original: Path) -> None:
+def test_training_continues_after_an_evaluation(original: Path) -> None:
     alone = epochs(task_on(original), 1)
     task = task_on(original, workers=1)
     order = task.order(0)
@@ -374,7 +374,7 @@ def test_a_process_ends_although_workers_read_ahead(original: Path) -> None:
     assert done.stderr == ""
 
 
-def test_a_run_goes_on_to_the_same_numbers(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_to_the_same_numbers(original: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(imagenet, "ResNet", functools.partial(ResNet, layers=(1, 1, 1, 1), width=8))
     options = {"size": SIZE, "batch_size": 6, "workers": 1}
     settings: dict[str, Any] = {"epochs": 3, "milestones": (1,), "lr": 0.1, "eps": 0.1, "threads": 1}

@@ -90,7 +90,7 @@ def test_two_at_once_share_the_list(file: Path, tmp_path: Path) -> None:
     assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
 
 
-def test_it_ends_in_time_and_goes_on(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_ends_in_time_and_continues(file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The clock stands at the deadline when the second step of the third run is done."""
     configs, out, clock = read_queue(file), tmp_path / "out", time.monotonic
 
@@ -132,7 +132,7 @@ def test_a_bad_line_is_named(line: str, says: str, tmp_path: Path, capsys: pytes
     assert [path.name for path in tmp_path.iterdir()] == ["list.txt"]
 
 
-def test_bad_options_are_refused(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bad_options_are_rejected(file: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = file.read_bytes()
     for option, value, says in (
         ("--minutes", "0", "minutes is 0.0, but must be a number above 0."),

@@ -391,7 +391,7 @@ def test_where_nothing_can_be_compiled_it_says_so_and_runs(monkeypatch: pytest.M
     ],
     ids=str,
 )
-def test_refused_settings(options: dict[str, Any], sentence: str) -> None:
+def test_rejected_settings(options: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 (the sentence is compared below)
         Settings(**options)
     assert sentence in str(refused.value)
@@ -406,7 +406,7 @@ def test_refused_settings(options: dict[str, Any], sentence: str) -> None:
         ("adam", "synthetic: methods is 'adam', but must be a list of names."),
     ],
 )
-def test_refused_methods(methods: Any, sentence: str) -> None:
+def test_rejected_methods(methods: Any, sentence: str) -> None:
     with pytest.raises(ValueError) as refused:  # noqa: PT011 (the sentence is compared below)
         run(Settings(steps=1), methods)
     assert sentence in str(refused.value)

@@ -83,7 +83,7 @@ def test_the_complete_size_is_not_remarked_on(tmp_path: Path, monkeypatch: pytes
     assert read_texts(tmp_path).remarks == ()
 
 
-def test_words_in_a_file_of_characters_are_refused(tmp_path: Path) -> None:
+def test_words_in_a_file_of_characters_are_rejected(tmp_path: Path) -> None:
     write(tmp_path, "ptb.char.{}.txt", ["aer banknote"])
     with pytest.raises(ValueError, match=r"the word 'aer', but must have single characters .* ptb\.train\.txt"):
         read_texts(tmp_path)
@@ -130,7 +130,7 @@ def test_tokens_are_as_small_as_the_alphabet_allows(letters: int, dtype: str) ->
     assert {part.dtype.name for part in found.parts.values()} == {dtype}
 
 
-def test_what_is_not_text_is_refused_with_its_place(tmp_path: Path) -> None:
+def test_what_is_not_text_is_rejected_with_its_place(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(b"abcdefg\xe9 latin")
     with pytest.raises(ValueError, match=r"text' cannot be read as utf-8 from byte 7 on .* encoding=latin-1"):
@@ -149,7 +149,7 @@ def test_what_is_not_text_is_refused_with_its_place(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("content", [b"", b"a", b"abc" * 10])
-def test_an_empty_or_short_text_is_refused(tmp_path: Path, content: bytes) -> None:
+def test_an_empty_or_short_text_is_rejected(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "text"
     path.write_bytes(content)
     with pytest.raises(ValueError, match=r"the train part has \d+ characters, but needs at least 64"):

@@ -41,7 +41,7 @@ def small(task: str, optimizer: str = "avagrad", text: str | None = None, **sett
 
 
 @pytest.mark.parametrize("optimizer", METHODS)
-def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, optimizer: str) -> None:
+def test_a_run_that_is_stopped_continues_to_the_same_numbers(tmp_path: Path, optimizer: str) -> None:
     """Stopped inside an epoch and at its end; for every method."""
     config = small("digits", optimizer)
     train(config, tmp_path / "whole")
@@ -54,7 +54,7 @@ def test_a_run_that_is_stopped_goes_on_to_the_same_numbers(tmp_path: Path, optim
     assert_same(tmp_path / "whole", tmp_path / "parts")
 
 
-def test_the_carried_state_and_the_masks_go_on(tmp_path: Path, text: str) -> None:
+def test_the_carried_state_and_the_masks_continue(tmp_path: Path, text: str) -> None:
     config = small("chars", "adam", text)
     train(config, tmp_path / "whole")
     callback = StopAt(1, 7, 30)
@@ -368,7 +368,7 @@ def test_a_folder_with_other_things_is_left_alone(tmp_path: Path) -> None:
     assert file.read_text() == "years of work"
 
 
-def test_other_data_are_refused(tmp_path: Path, text: str) -> None:
+def test_other_data_are_rejected(tmp_path: Path, text: str) -> None:
     with pytest.raises(Stopped):
         train(small("chars", "adam", text), tmp_path / "run", callback=StopAt(3))
     moved = tmp_path / "moved.txt"
@@ -412,7 +412,7 @@ def test_metrics_that_were_cut_are_noticed(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content"), [("result.json", "{}"), ("config.json", '{"config": {}}'), ("checkpoint.pt", None)]
 )
-def test_a_folder_that_was_tampered_with_is_refused(tmp_path: Path, name: str, content: str | None) -> None:
+def test_a_folder_that_was_tampered_with_is_rejected(tmp_path: Path, name: str, content: str | None) -> None:
     with pytest.raises(Stopped):
         train(small("digits"), tmp_path / "run", callback=StopAt(3))
     if content is None:
@@ -467,7 +467,7 @@ def test_a_change_of_versions_is_remarked_on(tmp_path: Path, monkeypatch: pytest
     assert "9.9" in remarks[0]
 
 
-def test_a_checkpoint_of_several_processes_goes_on_in_one(tmp_path: Path) -> None:
+def test_a_checkpoint_of_several_processes_continues_in_one(tmp_path: Path) -> None:
     """Earlier versions wrote such checkpoints: loss_sums has a sum for each process."""
     config = small("digits", epochs=2)
     whole = train(config, tmp_path / "whole")

@@ -334,7 +334,7 @@ def test_a_hostile_pickle_cannot_change_what_stands_in(name: bytes, state: bytes
         ({"data": numpy.zeros((2, 3072), numpy.uint8), "labels": [-1, 1]}, "label -1, but labels should be 0 to 9"),
     ],
 )
-def test_pickles_of_something_else_are_refused(tmp_path: Path, content: Any, says: str) -> None:
+def test_pickles_of_something_else_are_rejected(tmp_path: Path, content: Any, says: str) -> None:
     write_python(tmp_path, make(10), 10)
     (tmp_path / "data_batch_3").write_bytes(pickle.dumps(content))
     with pytest.raises(ValueError, match=f"cifar: data_batch_3 .*{says}"):
@@ -354,7 +354,7 @@ def test_files_that_are_cut_off_are_named(tmp_path: Path) -> None:
         read_images(tmp_path / "test_batch.bin")
 
 
-def test_archives_that_are_cut_off_or_none_are_refused(tmp_path: Path) -> None:
+def test_archives_that_are_cut_off_or_none_are_rejected(tmp_path: Path) -> None:
     write_binary(tmp_path / "binary", make(10), 10)
     archive = pack(tmp_path / "binary", tmp_path / "data.tar.gz")
     whole = archive.read_bytes()
@@ -399,7 +399,7 @@ def peak_of_refusal(archive: Path, classes: int, says: str) -> int:
         ("data_batch_1", tarfile.GNUTYPE_LONGNAME),  # which tarfile reads as a name
     ],
 )
-def test_a_gzip_bomb_is_refused_before_it_is_in_memory(tmp_path: Path, name: str, kind: bytes) -> None:
+def test_a_gzip_bomb_is_rejected_before_it_is_in_memory(tmp_path: Path, name: str, kind: bytes) -> None:
     archive = pack_zeros(tmp_path / "data.tar.gz", name, 400_000_000, kind)
     says = r"data\.tar\.gz' unpacks to more than 200,000,000 bytes, but an official archive has fewer"
     assert peak_of_refusal(archive, 10, says) < 20_000_000
@@ -407,7 +407,7 @@ def test_a_gzip_bomb_is_refused_before_it_is_in_memory(tmp_path: Path, name: str
 
 @pytest.mark.parametrize(("classes", "name", "most"), [(10, "data_batch_1", 32_000_000), (100, "train", 160_000_000)])
 @pytest.mark.parametrize("suffix", ["", ".bin"])
-def test_a_member_that_claims_too_much_is_refused(
+def test_a_member_that_claims_too_much_is_rejected(
     tmp_path: Path, classes: int, name: str, suffix: str, most: int
 ) -> None:
     for size in (most + 1, 1 << 40):
@@ -435,13 +435,13 @@ def test_sparse_members_are_not_read(tmp_path: Path) -> None:
     assert peak_of_refusal(tmp_path / "data.tar.gz", 10, "has no files of CIFAR-10") < 20_000_000
 
 
-def test_an_archive_of_images_is_refused(tmp_path: Path) -> None:
+def test_an_archive_of_images_is_rejected(tmp_path: Path) -> None:
     write_folders(tmp_path / "x", make(10))
     with pytest.raises(FileNotFoundError, match=r"no files of CIFAR-10\. Expected: .* or a folder with train/CLASS"):
         read_images(pack(tmp_path / "x", tmp_path / "x.tar.gz"))
 
 
-def test_a_file_that_is_too_large_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_too_large_is_rejected(tmp_path: Path) -> None:
     write_binary(tmp_path, make(10), 10)
     with (tmp_path / "data_batch_2.bin").open("r+b") as file:
         file.truncate(3073 * 1_000_000)  # takes no space
@@ -474,7 +474,7 @@ def test_missing_files_are_named_with_where_to_get_them(tmp_path: Path) -> None:
             Cifar(data=str(source))
 
 
-def test_image_folders_that_do_not_fit_are_refused(tmp_path: Path) -> None:
+def test_image_folders_that_do_not_fit_are_rejected(tmp_path: Path) -> None:
     write_folders(tmp_path, make(10))
     with pytest.raises(ValueError, match=r"has 10 folders with images \(class-000, .*one for each of 100 classes"):
         read_images(tmp_path, 100)

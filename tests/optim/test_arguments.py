@@ -84,7 +84,7 @@ def test_bad_values_are_named(name: str, key: str, value: Any, allowed: str) -> 
 
 
 @pytest.mark.parametrize("name", ["AdaBound", "AdaShift"])
-def test_fused_is_refused_where_there_is_no_kernel(name: str) -> None:
+def test_fused_is_rejected_where_there_is_no_kernel(name: str) -> None:
     with pytest.raises(ValueError, match=f"{name}: fused is True, but this class has no fused implementation"):
         optimizer_class(name)([one()], fused=True)
     optimizer_class(name)([one()], fused=False)
@@ -144,7 +144,7 @@ def test_flags_that_exclude_each_other() -> None:
         ("maximise", "maximize"),
     ],
 )
-def test_what_nearly_spells_one_of_ours_is_refused(key: str, near: str) -> None:
+def test_what_nearly_spells_one_of_ours_is_rejected(key: str, near: str) -> None:
     with pytest.raises(TypeError, match=f"^AvaGrad: {key}=0.5 is not an argument of.*did you mean '{near}'"):
         optimizer_class("AvaGrad")([one()], **{key: 0.5})
     with pytest.raises(ValueError, match=f"has the key '{key}', which looks like a misspelled '{near}'"):
@@ -165,7 +165,7 @@ def test_what_is_used_instead_of_a_differentiable_step(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_complex_parameters_are_refused(name: str) -> None:
+def test_complex_parameters_are_rejected(name: str) -> None:
     z = torch.nn.Parameter(torch.ones(2, dtype=torch.complex64))
     with pytest.raises(ValueError, match=rf"{name}: a parameter of shape \(2,\) is torch\.complex64.*view_as_real"):
         optimizer_class(name)([z])
@@ -177,7 +177,7 @@ def test_complex_parameters_are_refused(name: str) -> None:
 
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("name", ALL)
-def test_a_parameter_that_appears_twice_is_refused(name: str) -> None:
+def test_a_parameter_that_appears_twice_is_rejected(name: str) -> None:
     w, other = one(), one()
     for twice in ([w, w], [("a", w), ("b", w)]):
         with pytest.raises(ValueError, match=rf"{name}: a parameter of shape \(2,\) appears twice"):
@@ -217,7 +217,7 @@ def test_adabound_checks_its_base_lr() -> None:
 
 
 @pytest.mark.parametrize("name", ALL)
-def test_sparse_gradients_are_refused_before_anything_changes(name: str) -> None:
+def test_sparse_gradients_are_rejected_before_anything_changes(name: str) -> None:
     dense, embedding = one(), torch.nn.Embedding(4, 2, sparse=True)
     opt = optimizer_class(name)([{"params": [dense]}, {"params": embedding.parameters()}])
     dense.grad = torch.ones(2)
@@ -293,7 +293,7 @@ def test_no_decay_groups() -> None:
     assert [len(group["params"]) for group in opt.param_groups] == [1, 0]
 
 
-def test_no_decay_groups_refuses() -> None:
+def test_no_decay_groups_rejects() -> None:
     with pytest.raises(ValueError, match="no_decay_groups: weight_decay is nan, but must be a finite number"):
         no_decay_groups(Model(), weight_decay=NAN)
     with pytest.raises(TypeError, match=r"model is of type list, but must be a torch\.nn\.Module"):

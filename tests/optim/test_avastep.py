@@ -312,7 +312,7 @@ def test_a_key_that_a_class_does_not_have_is_the_users_own(path: str, make: Any,
         ("decoupled_weight_decay", "no", "True or False"),
     ],
 )
-def test_a_bad_value_in_a_group_is_refused_at_the_next_step(key: str, value: Any, allowed: str) -> None:
+def test_a_bad_value_in_a_group_is_rejected_at_the_next_step(key: str, value: Any, allowed: str) -> None:
     w = torch.nn.Parameter(torch.zeros(3))
     opt = AvaStep([w], clip_moment=2.0)
     for t in range(3):
@@ -335,7 +335,7 @@ def test_clip_update_cannot_join_without_bias_correction() -> None:
         opt.step()
 
 
-def test_an_infinite_second_moment_is_refused_by_name() -> None:
+def test_an_infinite_second_moment_is_rejected_by_name() -> None:
     w = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.Adam([w])
     w.grad = torch.tensor([1e25, 1.0, 1.0])
@@ -346,7 +346,7 @@ def test_an_infinite_second_moment_is_refused_by_name() -> None:
     assert not opt.state
 
 
-def test_a_schedule_goes_on_after_adams_state_is_loaded() -> None:
+def test_a_schedule_continues_after_adams_state_is_loaded() -> None:
     w = torch.nn.Parameter(torch.ones(3))
     adam = torch.optim.AdamW([w], lr=0.4)
     schedule = torch.optim.lr_scheduler.StepLR(adam, 1, gamma=0.5)

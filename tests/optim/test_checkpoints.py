@@ -213,7 +213,7 @@ def test_an_old_adam_state_counts_in_python_numbers() -> None:
         (lambda s: s["param_groups"][0].update(eps=0.0), "eps is 0.0, but must be a number from 1e-15 to 1e"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(break_it: Any, sentence: str) -> None:
+def test_a_state_that_does_not_fit_is_rejected_and_nothing_is_lost(break_it: Any, sentence: str) -> None:
     w = torch.nn.Parameter(torch.ones(2))
     opt = AvaGrad([w])
     w.grad = torch.ones(2)
@@ -226,7 +226,7 @@ def test_a_state_that_does_not_fit_is_refused_and_nothing_is_lost(break_it: Any,
     opt.step()
 
 
-def test_adashift_refuses_a_state_without_its_gradients() -> None:
+def test_adashift_rejects_a_state_without_its_gradients() -> None:
     w = torch.nn.Parameter(torch.ones(2))
     adam = torch.optim.Adam([w])
     w.grad = torch.ones(2)

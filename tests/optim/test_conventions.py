@@ -33,7 +33,7 @@ def twin(params: list[torch.nn.Parameter]) -> list[torch.nn.Parameter]:
 @pytest.mark.parametrize("path", EVERY_PATH)
 @pytest.mark.parametrize("bias_correction", [True, False])
 @pytest.mark.parametrize("active_only", [True, False])
-def test_frozen_thawed_late_and_absent_parameters(path: str, bias_correction: bool, active_only: bool) -> None:
+def test_frozen_unfrozen_late_and_absent_parameters(path: str, bias_correction: bool, active_only: bool) -> None:
     """A parameter that starts frozen, one that is frozen later, one in a group added later, one that never has a
     gradient: the norm is the reference's at every step."""
     made = [torch.randn(3, generator=torch.Generator().manual_seed(i)).double() for i in range(5)]

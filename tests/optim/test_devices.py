@@ -159,7 +159,7 @@ def test_a_cuda_lr_has_arrived_when_cpu_parameters_need_it(name: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")
-def test_capturing_host_scalars_is_refused() -> None:
+def test_capturing_host_scalars_is_rejected() -> None:
     w = torch.nn.Parameter(torch.ones(2, device="cuda"))
     w.grad = torch.ones_like(w)
     opt = AvaGrad([w])

@@ -235,7 +235,7 @@ def test_a_gradient_at_the_same_address_with_another_layout(what: str) -> None:
 
 
 @pytest.mark.parametrize("data", [lambda w: w[:2], lambda w: torch.cat([w, w])], ids=["shrunk", "grown"])
-def test_a_parameter_that_its_state_does_not_fit_is_refused(data: Any) -> None:
+def test_a_parameter_that_its_state_does_not_fit_is_rejected(data: Any) -> None:
     fused, _, one, _ = warm()
     whole = one[1].data
     kept = whole.clone()
@@ -424,7 +424,7 @@ def test_a_gradient_without_memory_of_its_own(what: str) -> None:
     assert_same(one, two)
 
 
-def test_inference_tensors_are_refused_as_torch_does() -> None:
+def test_inference_tensors_are_rejected_as_torch_does() -> None:
     with torch.inference_mode():
         w = torch.nn.Parameter(torch.ones(3, device=HERE))
     w.grad = torch.ones(3, device=HERE)

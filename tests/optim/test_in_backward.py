@@ -203,7 +203,7 @@ def simple() -> tuple[torch.nn.Parameter, AvaGrad]:
     return w, opt
 
 
-def test_a_second_backward_before_the_step_is_refused() -> None:
+def test_a_second_backward_before_the_step_is_rejected() -> None:
     w, opt = simple()
     with opt.step_in_backward():
         w.square().sum().backward()  # type: ignore[no-untyped-call]
@@ -216,7 +216,7 @@ def test_a_second_backward_before_the_step_is_refused() -> None:
         opt.step()
 
 
-def test_a_closure_is_refused() -> None:
+def test_a_closure_is_rejected() -> None:
     w, opt = simple()
     before = w.detach().clone()
     with opt.step_in_backward(), pytest.raises(RuntimeError, match=r"AvaGrad: step\(\) has a closure"):
@@ -226,7 +226,7 @@ def test_a_closure_is_refused() -> None:
 
 @pytest.mark.parametrize("options", [{"fused": True}, {"foreach": False}], ids=str)
 @pytest.mark.parametrize("unscale", [False, True])
-def test_a_grad_scaler_is_refused(options: dict[str, Any], unscale: bool) -> None:
+def test_a_grad_scaler_is_rejected(options: dict[str, Any], unscale: bool) -> None:
     w = torch.nn.Parameter(torch.ones(3))
     opt = AvaGrad([w], **options)
     scaler = torch.amp.GradScaler("cpu")
@@ -238,7 +238,7 @@ def test_a_grad_scaler_is_refused(options: dict[str, Any], unscale: bool) -> Non
             scaler.step(opt)
 
 
-def test_two_contexts_at_once_are_refused() -> None:
+def test_two_contexts_at_once_are_rejected() -> None:
     w, opt = simple()
     with opt.step_in_backward():
         with pytest.raises(RuntimeError, match="entered while another one"), opt.step_in_backward():
@@ -251,7 +251,7 @@ def test_two_contexts_at_once_are_refused() -> None:
         pass
 
 
-def test_a_gradient_that_is_set_in_between_is_refused_for_a_moved_parameter_and_taken_for_others() -> None:
+def test_a_gradient_that_is_set_in_between_is_rejected_for_a_moved_parameter_and_taken_for_others() -> None:
     w, other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     plain, plain_other = torch.nn.Parameter(torch.ones(2)), torch.nn.Parameter(torch.ones(2))
     opt, ordinary = AvaGrad([w, other], lr=0.1), AvaGrad([plain, plain_other], lr=0.1)
@@ -309,7 +309,7 @@ def test_a_context_may_be_made_first_and_entered_later() -> None:
     assert opt.state[w]["step"] == 5
 
 
-def test_a_sparse_gradient_is_refused() -> None:
+def test_a_sparse_gradient_is_rejected() -> None:
     embedding = torch.nn.Embedding(4, 2, sparse=True)
     opt = AvaGrad(embedding.parameters())
     with opt.step_in_backward(), pytest.raises(RuntimeError, match="must be dense"):
@@ -458,7 +458,7 @@ def test_two_optimizers_cannot_take_the_same_gradient() -> None:
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_a_parameter_that_is_thawed_inside_the_context(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_parameter_that_is_unfrozen_inside_the_context(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     device, options = options_of(path, "AvaGrad", monkeypatch)
     ends = []
     for in_backward in (False, True):
@@ -492,7 +492,7 @@ def test_a_group_that_joins_between_backward_and_step() -> None:
     assert opt.state[late]["step"] == 2
 
 
-def test_after_a_refused_scaler_the_optimizer_can_be_used() -> None:
+def test_after_a_rejected_scaler_the_optimizer_can_be_used() -> None:
     w, opt = simple()
     saved = copy.deepcopy((w.detach(), opt.state_dict()))
     scaler = torch.amp.GradScaler("cpu")

@@ -102,7 +102,7 @@ def test_a_nan_in_a_moment_is_seen_by_all() -> None:
     assert a.isnan().all()
 
 
-def test_different_norms_in_groups_are_refused() -> None:
+def test_different_norms_in_groups_are_rejected() -> None:
     a, b = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
     opt = AvaGrad([a])
     with pytest.raises(ValueError, match="norm is 2 in one group and 1 in another"):

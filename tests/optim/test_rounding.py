@@ -123,7 +123,7 @@ def test_all_paths_round_alike(name: str, dtype: torch.dtype, rounding: str, mon
 @pytest.mark.slow
 @pytest.mark.parametrize("path", PATHS)
 @pytest.mark.parametrize("dtype", HALF, ids=str)
-def test_training_in_half_precision_stalls_with_nearest_and_goes_on_with_the_others(
+def test_training_in_half_precision_stalls_with_nearest_and_continues_with_the_others(
     path: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A walk of many steps, each a tenth of half a unit in the last place of the weights."""
@@ -239,7 +239,7 @@ def test_rounding_may_change_in_mid_run(path: str, monkeypatch: pytest.MonkeyPat
     assert opt.state[w]["compensation"].dtype == torch.bfloat16
 
 
-def test_a_compensation_of_another_shape_is_refused() -> None:
+def test_a_compensation_of_another_shape_is_rejected() -> None:
     opt, _ = run(("cpu", {}), torch.ones(5).to(torch.bfloat16), [torch.ones(5)], rounding="kahan")
     saved = copy.deepcopy(opt.state_dict())
     saved["state"][0]["compensation"] = torch.zeros(4, dtype=torch.bfloat16)
@@ -248,7 +248,7 @@ def test_a_compensation_of_another_shape_is_refused() -> None:
 
 
 @pytest.mark.parametrize("name", DELAYED)
-def test_bad_values_are_refused(name: str) -> None:
+def test_bad_values_are_rejected(name: str) -> None:
     w = torch.nn.Parameter(torch.ones(2))
     with pytest.raises(ValueError, match="rounding is 'up', but must be 'nearest', 'stochastic' or 'kahan'"):
         optimizer_class(name)([w], rounding="up")
@@ -299,7 +299,7 @@ def test_what_was_cut_off_is_forgotten_when_it_no_longer_belongs_there(
 
 
 @pytest.mark.parametrize("path", PATHS)
-def test_bad_values_in_a_group_are_refused_when_a_step_is_taken(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_bad_values_in_a_group_are_rejected_when_a_step_is_taken(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     opt, w = run(options_of(path, monkeypatch), torch.ones(4).to(torch.bfloat16), [torch.ones(4)] * 2)
     before = w.detach().clone()
     for key, value in (("rounding", "Stochastic"), ("rounding_seed", -1), ("norm", "x")):

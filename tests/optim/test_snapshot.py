@@ -64,7 +64,7 @@ def moved_in_place(opt: Any, t: int) -> None:
 @pytest.mark.parametrize("how", [replaced, moved_in_place])
 @pytest.mark.parametrize("name", DELAYED)
 @pytest.mark.parametrize("path", EVERY_PATH)
-def test_a_state_that_is_moved_away_and_back_goes_on_to_the_bit(name: str, path: str, how: Any) -> None:
+def test_a_state_that_is_moved_away_and_back_continues_to_the_bit(name: str, path: str, how: Any) -> None:
     ends = []
     for between in (lambda opt, t: None, how):
         params = parameters()
@@ -76,7 +76,7 @@ def test_a_state_that_is_moved_away_and_back_goes_on_to_the_bit(name: str, path:
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("name", DELAYED)
-def test_a_state_that_is_moved_to_the_cpu_and_back_goes_on_to_the_bit(name: str) -> None:
+def test_a_state_that_is_moved_to_the_cpu_and_back_continues_to_the_bit(name: str) -> None:
     ends = []
     for between in (lambda opt, t: None, replaced):
         params = [torch.nn.Parameter(p.detach().cuda()) for p in parameters()]
@@ -207,7 +207,7 @@ def test_questions_before_kahans_summation_has_begun(path: str) -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_PATH)
-def test_a_backward_that_reaches_only_thawed_parameters(path: str) -> None:
+def test_a_backward_that_reaches_only_unfrozen_parameters(path: str) -> None:
     ends = []
     for inside in (False, True):
         a, b = one(), one()
@@ -244,7 +244,7 @@ def test_memory_that_a_hook_replaces_inside_of_backward_is_written_to() -> None:
 
 
 @pytest.mark.parametrize(("name", "key", "value"), [("AdaBound", "amsbound", True), ("AdaShift", "keep", 12)])
-def test_a_group_that_asks_for_another_state_is_refused(name: str, key: str, value: Any) -> None:
+def test_a_group_that_asks_for_another_state_is_rejected(name: str, key: str, value: Any) -> None:
     opt = optimizer_class(name)([p := one()])
     steps(opt, p)
     before = p.detach().clone()
@@ -282,7 +282,7 @@ def test_a_found_inf_that_was_left_behind_does_not_reach_backward() -> None:
 
 
 @pytest.mark.parametrize("path", EVERY_PATH)
-def test_a_parameter_that_grows_at_the_same_address_is_refused(path: str) -> None:
+def test_a_parameter_that_grows_at_the_same_address_is_rejected(path: str) -> None:
     buffer = torch.ones(6)
     opt = AvaGrad([p := torch.nn.Parameter(buffer[:1])], **EVERY_PATH[path])
     steps(opt, p)
@@ -325,7 +325,7 @@ def test_an_lr_on_the_device_that_is_replaced_by_zero_is_gone() -> None:
         assert torch.equal(p, before) != moves
 
 
-def test_a_refused_group_leaves_no_hooks_inside_the_context() -> None:
+def test_a_rejected_group_leaves_no_hooks_inside_the_context() -> None:
     opt = optimizer_class("AdaShift")([a := one()])
     part = one()
     part._fsdp_flattened = True  # type: ignore[attr-defined]

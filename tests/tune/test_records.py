@@ -175,6 +175,6 @@ def test_what_a_record_keeps() -> None:
         ({"value": 1, "facts": [1]}, r"facts is \[1\], but must be a mapping"),
     ],
 )
-def test_what_a_record_refuses(given: dict[str, Any], sentence: str) -> None:
+def test_what_a_record_rejects(given: dict[str, Any], sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         Record(1, 1, **given)

@@ -409,7 +409,7 @@ def test_an_axis_is_extended_where_the_pick_is_at_its_end() -> None:
     assert down.pick == Cell(0.0316227766017, 0.01)
 
 
-def test_an_axis_goes_on_as_it_is_spaced() -> None:
+def test_an_axis_continues_as_it_is_spaced() -> None:
     lr, eps = axis("paper", "lr"), axis("paper", "eps")
     assert lr is not None
     assert eps is not None
@@ -588,7 +588,7 @@ def test_better_by_hand() -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 
-def test_what_a_search_refuses() -> None:
+def test_what_a_search_rejects() -> None:
     start = SMALL.start()
     with pytest.raises(ValueError, match="method is 'random', but must be one of lines, separable, grid"):
         plan("random", SMALL, {}, start=start)

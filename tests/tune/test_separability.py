@@ -189,7 +189,7 @@ def test_as_good_as_the_best() -> None:
     assert "moves by 1 step over" in found.summary()
 
 
-def test_what_it_refuses() -> None:
+def test_what_it_rejects() -> None:
     for space in (Space(axis([1, 2], "lr"), None), Space(axis([1], "lr"), axis([1, 2], "eps"))):
         with pytest.raises(ValueError, match=r"space has . lr and . eps, but must have at least two of each"):
             separability(space, dict.fromkeys(space.cells(), Score(1.0)), start=space.start())

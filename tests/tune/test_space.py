@@ -107,7 +107,7 @@ def test_powers_of_ten_come_out_exactly(low: int, decades: int, each: int) -> No
         (Axis("eps", (1,)), "lr is an axis of eps, but must be one of lr"),
     ],
 )
-def test_what_an_axis_refuses(given: Any, sentence: str) -> None:
+def test_what_an_axis_rejects(given: Any, sentence: str) -> None:
     with pytest.raises(ValueError, match=sentence):
         axis(given, "lr")
 
@@ -208,7 +208,7 @@ def test_a_start_off_the_axis() -> None:
         Space(axis([1], "lr"), None).start(start_eps=2)
 
 
-def test_what_a_space_refuses() -> None:
+def test_what_a_space_rejects() -> None:
     with pytest.raises(ValueError, match="lr and eps are not given, but at least one"):
         Space(None, None)
     with pytest.raises(TypeError, match="lr is 'paper', but must be an Axis or None"):
