@@ -140,6 +140,47 @@ def test_an_unfinished_search_ranks_no_cell_above_those_with_more_seeds(tmp_path
     assert first.known.best is not None
 
 
+def test_a_search_has_no_path_before_its_end(tmp_path: Path) -> None:
+    search(tmp_path, 5, seeds=3)
+    collection, sweep, _ = read(tmp_path)
+    for count in range(1, len(sweep.records)):
+        cut = replace(collection, sweeps=(replace(sweep, records=sweep.records[:count]),))
+        assert heat_maps.numbers(cut)[0].path == ()
+        assert heat_maps.numbers(cut)[0].best is not None
+        assert all(f": {count} trials, the best of them" in line for line in findings(cut))
+
+
+def test_a_search_over_lr_alone_has_its_pick_in_the_table(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        return abs(math.log10(trial.lr)) + random.Random(f"2{trial.key}").gauss(0, 1)
+
+    result = tune(objective, lr="1e-4:1e3:15", seeds=3, storage=tmp_path / "a.journal", extend=False)
+    collection = collect(tmp_path)
+    row = [cell.text for cell in sweeps.draw(sweeps.numbers(collection)[0]).rows[0]]
+    assert result.best is not None
+    assert (row[3], row[7]) == (str(len(result.trials)), "")
+    assert float(row[6]) == pytest.approx(result.best.lr, 1e-3)
+    assert float(row[8]) == pytest.approx(result.best.value, 1e-3)
+    assert heat_maps.numbers(collection) == []
+
+
+ODD: list[dict[str, Any]] = [
+    {"method": 3}, {"method": []}, {"lr": "x"}, {"lr": []}, {"lr": {"a": 1}}, {"eps": 3}, {"seeds": 3}, {"seeds": []},
+    {"seeds": [[1]]}, {"start": None}, {"start": [1]}, {"margin": -1}, {"margin": 10**400}, {"extend": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_an_odd_search_takes_nothing_from_the_page(tmp_path: Path, odd: dict[str, Any]) -> None:
+    search(tmp_path, seeds=3)
+    collection, sweep, _ = read(tmp_path)
+    given = replace(collection, sweeps=(replace(sweep, search=dict(sweep.search) | odd),))
+    assert len(findings(given)) == 1
+    assert heat_maps.numbers(given)[0].best is not None
+    assert budgets.numbers(given)[0].lines
+
+
 def test_a_cell_says_of_how_many_seeds_it_is_the_mean(tmp_path: Path) -> None:
     result = search(tmp_path, seeds=3)
     drawn = read(tmp_path)[2]

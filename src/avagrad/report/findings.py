@@ -93,7 +93,7 @@ def _found(sweep: Sweep) -> str:
     known = sweep.known
     if known.best is None or known.space is None:
         return " of which all diverged"
-    search = known.search.now if known.search else plan("separable", known.space, known.cells, **known.options)
+    search = known.search or plan("separable", known.space, known.cells, **known.options)
     if not search.done or search.pick is None:
         return f", the best of them {_at(sweep, known.best)}"
     rings = {0: "", 1: " (the first ring confirmed it)"}.get(search.rings, f" (after {search.rings} rings)")
@@ -125,9 +125,7 @@ def _of(sweep: Sweep) -> str:
     return f"{sweep.title} on {sweep.task}" if sweep.task else sweep.title
 
 
-def _at(sweep: Sweep, cell: Cell | None) -> str:
-    if cell is None:
-        return ""
+def _at(sweep: Sweep, cell: Cell) -> str:
     count = sweep.known.cells[cell].count if sweep.known.search else 1
-    seeds = f" (mean of {count} seeds)" if count > 1 else ""
-    return f"{cell}: {sweep.known.value(cell):.3g} {unit_of(sweep.task)}".rstrip() + seeds
+    at = f"{cell}: {sweep.known.value(cell):.3g} {unit_of(sweep.task)}".rstrip()
+    return f"{at} (mean of {count} seeds)" if count > 1 else at

@@ -4,7 +4,7 @@ import contextlib
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -15,17 +15,6 @@ from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import NAMES, Cell, Point, Space, axis
 
 __all__ = ["Known", "known_of"]
-
-
-@dataclass(frozen=True)
-class Search:
-    """A search that a study keeps, and how far its records bring it."""
-
-    grid: bool
-    options: Mapping[str, Any]  # its start and its margin
-    now: Plan
-    complete: Mapping[Cell, Score]  # the cells that have all of its seeds
-    used: frozenset[Cell]  # the cells that it evaluated, if it has ended
 
 
 @dataclass(frozen=True)
@@ -41,21 +30,17 @@ class Known:
     space: Space | None  # None if there are no records
     cells: Mapping[Cell, Score]
     sign: float  # -1 if more is better: a loss is always to be made small
-    search: Search | None = None
+    options: Mapping[str, Any] = field(default_factory=dict)  # where two lines and a ring start, and the margin
+    search: Plan | None = None  # the one that a study keeps, as far as the records bring it
+    complete: frozenset[Cell] = frozenset()  # the cells that have all of its seeds
+    used: frozenset[Cell] = frozenset()  # the cells that it evaluated, if it has ended
 
     @property
     def is_whole(self) -> bool:
         """Whether every lr was run with every eps, and with all seeds, and there are at least two of each."""
         if self.space is None or 1 in self.space.shape or len(self.cells) != len(self.space):
             return False
-        return all(cell in (self.search.complete if self.search else self.cells) for cell in self.space.cells())
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Where a search by two lines and a ring starts, and its margin."""
-        assert self.space is not None
-        kept = self.search is not None and self.search.options["start"] in self.space
-        return {**self.search.options} if self.search and kept else {"start": self.space.start()}
+        return all(cell in (self.complete if self.search else self.cells) for cell in self.space.cells())
 
     @cached_property
     def parts(self) -> Separability | None:
@@ -66,43 +51,41 @@ class Known:
     @cached_property
     def best(self) -> Cell | None:
         """The pick of a search that has ended, else the best cell; some may lack an lr or an eps that others have."""
-        if self.search is not None and self.search.used and self.search.now.pick is not None:
-            return self.search.now.pick
+        if self.search is not None and self.used and self.search.pick is not None:
+            return self.search.pick
         if self.parts is not None:
             return self.parts.best
         there = [cell for cell, score in self.cells.items() if not score.failed]
         if self.search is not None:
-            most = max(map(self.seeds, there), default=None)
-            there = [cell for cell in there if self.seeds(cell) == most]
+            most = max(map(self._seeds, there), default=None)
+            there = [cell for cell in there if self._seeds(cell) == most]
         same_axes = len({tuple(value is None for value in cell) for cell in there}) == 1
         return best(there, self.cells) if same_axes else min(there, key=lambda x: self.cells[x].rank, default=None)
 
     @property
     def trials(self) -> int:
         """How many trials there were; of a search that has ended, those that it used."""
-        return sum(self.cells[x].count for x in self.search.used or self.cells) if self.search else len(self.cells)
+        return sum(self.cells[x].count for x in self.used or self.cells) if self.search else len(self.cells)
 
     @property
     def curve(self) -> list[float]:
         """The lowest loss after each trial. Where a search has ended, it ends at its pick."""
         if self.search is None:
             return best_so_far(self.cells, self.cells)
-        pick = self.cells[self.best].loss if self.search.used and self.best else -math.inf
+        pick = self.cells[self.best].loss if self.used and self.best else -math.inf
         losses: list[float] = []
-        for cell, score in self.cells.items():
-            if cell in (self.search.used or self.cells):
-                counts = self.seeds(cell)[0] and not score.pruned
-                losses += [math.inf] * (score.count - 1) + [max(score.loss, pick) if counts else math.inf]
+        for cell in (cell for cell in self.cells if cell in (self.used or self.cells)):
+            score, counts = self.cells[cell], cell in self.complete and not self.cells[cell].pruned
+            losses += [math.inf] * (score.count - 1) + [max(score.loss, pick) if counts else math.inf]
         return [*itertools.accumulate(losses, min)]
 
-    def seeds(self, cell: Cell) -> tuple[bool, int]:
-        """Return whether a cell has all seeds of the search, and how many it has."""
-        return self.search is not None and cell in self.search.complete, self.cells[cell].count
+    def _seeds(self, cell: Cell) -> tuple[bool, int]:
+        return cell in self.complete, self.cells[cell].count
 
     def rank(self, cell: Cell) -> tuple[Any, ...]:
         """Return the sort key of cells. With a search its pick is first, and cells with fewer seeds are last."""
         score = self.cells[cell]
-        more = (cell != self.best, score.failed, not self.seeds(cell)[0]) if self.search else ()
+        more = (cell != self.best, score.failed, cell not in self.complete) if self.search else ()
         return *more, *score.rank
 
     def value(self, cell: Cell | None) -> float | None:
@@ -124,19 +107,21 @@ def known_of(given: Sequence[Record], direction: str = "minimize", search: Mappi
         records.pop(record.point, None)
         records[record.point] = record
     known = scores(records.values(), direction=direction)
-    found = None
+    found: tuple[Any, ...] = ()
     with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         # One that is written by another version, or by hand, is left out.
-        found = _search(search, records.values(), direction) if search else None
+        found = _search(search, records.values(), direction) if search else ()
     if search and found:
         known |= scores((x for x in records.values() if x.seed in search["seeds"]), direction=direction)
     # A cell is known when the last of its seeds is.
     order = dict.fromkeys(point.cell for point in reversed(records))
     space = Space.of((cell.lr for cell in known), (cell.eps for cell in known)) if known else None
-    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign_of(direction), found)
+    start = found[0] if found and space and found[0]["start"] in space else {"start": space.start()} if space else {}
+    return Known(space, {cell: known[cell] for cell in reversed(order)}, sign_of(direction), start, *found[1:])
 
 
-def _search(search: Mapping[str, Any], records: Iterable[Record], direction: str) -> Search:
+def _search(search: Mapping[str, Any], records: Iterable[Record], direction: str) -> tuple[Any, ...]:
+    """Return the options of a search, its plan, its complete cells, and those that it used."""
     own = Space(*(axis(search[name], name) if search.get(name) else None for name in NAMES))
     by_seed = {seed: [record for record in records if record.seed == seed] for seed in search["seeds"]}
     first, *_ = (scores(each, direction=direction) for each in by_seed.values())
@@ -145,4 +130,4 @@ def _search(search: Mapping[str, Any], records: Iterable[Record], direction: str
     given: dict[str, Any] = options | {"by_first_seed": first, "extend": bool(search["extend"])}
     now = plan(search["method"], own, complete, **given)
     used = replay(search["method"], own, complete, **given).order if now.done else ()
-    return Search(search["method"] == "grid", options, now, complete, frozenset(used))
+    return options, now, frozenset(complete), frozenset(used)

@@ -173,10 +173,10 @@ def heat_map(
     path: tuple[Cell, ...] = ()
     if _needs_bins(space, len(cells)):
         return _binned(name, space, known)
-    if kept is not None and not kept.grid:
-        axes = ((*one, *other) for one, other in zip(_axes(space), _axes(kept.now.space), strict=True))
-        space, path = Space.of(*axes), kept.now.path if kept.used else ()
+    if kept is not None:
+        space = Space.of(*((*one, *other) for one, other in zip(_axes(space), _axes(kept.space), strict=True)))
         known = replace(known, space=space)
+        path = kept.path if kept.done and kept.confirmed else ()  # a grid has none
     lrs, epses = _axes(space)
     if known.parts is None:
         ridge = tuple(_lowest(known, [Cell(lr, eps) for lr in lrs]) for eps in epses)
