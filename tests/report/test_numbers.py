@@ -8,6 +8,7 @@ from fractions import Fraction
 from typing import Any
 
 import pytest
+from matplotlib.text import Text
 
 from avagrad.lab.tasks import synthetic as toy
 from avagrad.report.comparable import comparable, distinct_names, names_of
@@ -264,6 +265,25 @@ def test_sweeps_are_compared_where_their_settings_are_the_same() -> None:
 def test_odd_sweeps_never_raise(records: list[Record], direction: str) -> None:
     charts = budgets_of([sweep(records, direction=direction)])
     assert len(charts) == (1 if records else 0)
+
+
+def texts_of(sweeps: Sequence[Sweep]) -> list[str]:
+    figure = budgets.draw(budgets_of(sweeps)[0])
+    return [text.get_text() for text in figure.findobj(Text)]
+
+
+@pytest.mark.parametrize(
+    ("count", "told"),
+    [(6, ""), (7, "1 more sweep is not drawn: it ends worse."), (8, "2 more sweeps are not drawn: they end worse.")],
+)
+def test_a_drawing_says_how_many_sweeps_it_leaves_out(count: int, told: str) -> None:
+    texts = texts_of([sweep([Record(1, None, value=i), Record(2, None, value=i)], name=f"{i}") for i in range(count)])
+    assert [text for text in texts if "not drawn" in text] == ([told] if told else [])
+
+
+def test_an_empty_drawing_leaves_nothing_out() -> None:
+    gone = [Record(lr, eps, value=math.inf) for lr in (1, 2) for eps in (1, 2)]
+    assert not any("drawn" in text or "worse" in text for text in texts_of([sweep(gone), sweep(gone, name="b")]))
 
 
 # --- Figure 1 ---

@@ -20,7 +20,7 @@ from avagrad.tune.space import Cell
 __all__ = ["comparable", "comparable_sweeps", "distinct_names", "names_of", "task_name"]
 
 # What makes errors comparable, besides the task's own options and data; and what a method is tuned by.
-_COMPARED = ("task", "preset", "epochs", "milestones", "factor", "clip", "precision")
+_COMPARED = ("task", "objective", "preset", "epochs", "milestones", "factor", "clip", "precision")
 _TUNED = ("lr", "eps", "weight_decay", "optimizer_options")
 _NAMED = 3  # methods in the name of a group whose task is not known
 

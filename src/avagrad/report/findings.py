@@ -9,7 +9,7 @@ from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
 from avagrad.report.values import number
 from avagrad.tune.search import plan
-from avagrad.tune.space import Cell, Space
+from avagrad.tune.space import Cell
 
 __all__ = ["findings", "six_lines"]
 
@@ -69,7 +69,7 @@ def _maps(sweeps: Sequence[Sweep]) -> Iterator[tuple[str, str]]:
     for sweep in sweeps:
         known = sweep.known
         if known.parts is not None and known.space is not None:
-            best = f" Best: {_at(sweep, known.best)}." if known.best else ""
+            best = f" Best: {_at(sweep, known.parts.best)}." if known.parts.best else ""
             yield sweep.title, f"{_of(sweep)}, {' x '.join(map(str, known.space.shape))}: {known.parts.summary()}{best}"
 
 
@@ -77,26 +77,27 @@ def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """Yield what each search found, and the best of the grid that was run in the same way, if there is one."""
     for sweep in sweeps:
         known = sweep.known
-        if known.space is None or known.parts is not None or min(known.space.shape) < 2:
+        told = known.parts is not None and known.parts.best == known.best  # as the best of a whole grid
+        if known.space is None or told or min(known.space.shape) < 2:
             continue
-        line = f"The search for {_of(sweep)}: {len(known.cells)} trials{_found(sweep, known.space)}"
+        line = f"The search for {_of(sweep)}: {known.trials} trials{_found(sweep)}"
         for grid in sweeps:
-            alike = grid.known.parts is not None and grid.known.best is not None and grid.title == sweep.title
-            if alike and len(comparable_sweeps([grid, sweep])) == 1:
-                line += f"; the best of the grid's {len(grid.known.cells)} is {_at(grid, grid.known.best)}"
+            parts = grid.known.parts if grid.title == sweep.title else None
+            if parts is not None and parts.best is not None and len(comparable_sweeps([grid, sweep])) == 1:
+                line += f"; the best of the grid's {len(grid.known.cells)} is {_at(grid, parts.best)}"
                 break
         yield f"{line}."
 
 
-def _found(sweep: Sweep, space: Space) -> str:
+def _found(sweep: Sweep) -> str:
     known = sweep.known
-    if known.best is None:
+    if known.best is None or known.space is None:
         return " of which all diverged"
-    search = plan("separable", space, known.cells, start=space.start())
+    search = known.search or plan("separable", known.space, known.cells, **known.options)
     if not search.done or search.pick is None:
         return f", the best of them {_at(sweep, known.best)}"
-    rings = "the first ring confirmed it" if search.rings == 1 else f"after {search.rings} rings"
-    return f" found {_at(sweep, search.pick)} ({rings})"
+    rings = {0: "", 1: " (the first ring confirmed it)"}.get(search.rings, f" (after {search.rings} rings)")
+    return f" found {_at(sweep, search.pick)}{rings}"
 
 
 def _comparison(column: Column) -> str:
@@ -124,5 +125,7 @@ def _of(sweep: Sweep) -> str:
     return f"{sweep.title} on {sweep.task}" if sweep.task else sweep.title
 
 
-def _at(sweep: Sweep, cell: Cell | None) -> str:
-    return f"{cell}: {sweep.known.value(cell):.3g} {unit_of(sweep.task)}".rstrip() if cell else ""
+def _at(sweep: Sweep, cell: Cell) -> str:
+    count = sweep.known.cells[cell].count if sweep.known.search else 1
+    at = f"{cell}: {sweep.known.value(cell):.3g} {unit_of(sweep.task)}".rstrip()
+    return f"{at} (mean of {count} seeds)" if count > 1 else at

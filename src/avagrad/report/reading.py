@@ -117,7 +117,7 @@ class Sweep:
     @cached_property
     def known(self) -> Known:
         """The axes, and the score of each cell."""
-        return known_of(self.records, self.direction)
+        return known_of(self.records, self.direction, self.search)
 
     @property
     def task(self) -> str:

@@ -10,7 +10,6 @@ from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_ax
 from avagrad.report.reading import Collection, Sweep
 from avagrad.report.values import Band, number, wants_log
 from avagrad.tune.records import sign_of
-from avagrad.tune.scores import best_so_far
 from avagrad.tune.search import replay
 
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "random_search"]
@@ -44,7 +43,7 @@ class Line:
 
 @dataclass(frozen=True)
 class Budgets:
-    """The lines of sweeps that may be compared. A trial is a cell, with all of its seeds."""
+    """The lines of sweeps that may be compared. A trial is a cell, or a seed of it: see :class:`Known`."""
 
     title: str
     measure: str
@@ -91,15 +90,16 @@ def numbers(collection: Collection) -> list[Budgets]:
 
 def _lines(title: str, place: int, sweep: Sweep) -> list[Line]:
     known = sweep.known
+    each = next(score.count for score in known.cells.values()) if known.search and known.is_whole else 1  # of a cell
 
     def line(kind: str, lucky: Sequence[float], usual: Sequence[float], unlucky: Sequence[float]) -> Line:
         # An infinite loss is a gap: nothing that works has been found yet.
         low, middle, high = (tuple(number(known.sign * loss) for loss in curve) for curve in (lucky, usual, unlucky))
-        return Line(title, kind, place, Band(tuple(range(1, len(middle) + 1)), middle, low, high))
+        return Line(title, kind, place, Band(tuple(range(each, each * len(middle) + 1, each)), middle, low, high))
 
     if not known.is_whole or known.space is None:
-        return [line("records", *[best_so_far(known.cells, known.cells)] * 3)]
-    found = replay("separable", known.space, known.cells, start=known.space.start())
+        return [line("records", *[known.curve] * 3)]
+    found = replay("separable", known.space, known.cells, **known.options)
     losses = [math.inf if score.pruned else score.loss for score in known.cells.values()]
     return [
         line("separable", *[found.curve] * 3),
@@ -178,8 +178,9 @@ def draw(chart: Budgets) -> Figure:
         room = 0.08 * (high - low) or 0.06 * abs(high) or 1.0
         axes.set_ylim(low / (high / low) ** 0.08 if chart.log else low - room, high + room)
     finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
-    left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps)
-    note = f"{left_out} more sweeps are not drawn: they end worse." if left_out else ""
+    left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps) if lines else 0
+    left = "1 more sweep is not drawn: it ends" if left_out == 1 else f"{left_out} more sweeps are not drawn: they end"
+    note = f"{left} worse." if left_out else ""
     legend(figure, zip(styles, (line.label for line in lines), strict=True), note)
     return figure
 

@@ -17,13 +17,12 @@ from matplotlib.patheffects import withStroke
 
 from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
-from avagrad.report.known import Known
+from avagrad.report.known import Known, known_of
 from avagrad.report.reading import Collection
-from avagrad.tune.records import Record, sign_of
-from avagrad.tune.scores import Score, scores
+from avagrad.tune.records import Record
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability, two_digits
-from avagrad.tune.space import Cell, Space, axis
+from avagrad.tune.space import Cell, Space
 
 __all__ = [
     "CHAPTER", "NAME", "NOTE", "HeatMap", "caption", "draw", "draw_heat_maps", "heat_map", "numbers", "shades", "ticks",
@@ -63,6 +62,7 @@ class HeatMap:
     title: str = ""  # of the group that shares the scale
     measure: str = "value"
     shade: Mapping[float, float] = field(default_factory=dict)  # of each value, on the scale of the group
+    seeds: Mapping[tuple[int, int], int] = field(default_factory=dict)  # of each cell, if a search had several
 
     @property
     def finite(self) -> list[float]:
@@ -92,7 +92,9 @@ class HeatMap:
             where = f"{self.name}\n{'about ' if self.records else ''}{Cell(self.lr[row], self.eps[column])}"
             if math.isfinite(value):
                 best = ", the best" if (row, column) == self.best else ""
-                cells.append(f"{where}\n{self.measure}: {value:.5g}{best}")
+                count = self.seeds.get((row, column))
+                seeds = "" if count is None else f", mean of {count} seeds" if count > 1 else ", 1 seed"
+                cells.append(f"{where}\n{self.measure}: {value:.5g}{seeds}{best}")
             else:
                 diverged.append(f"{where}\ndiverged")
         return {"cells-0": cells, "diverged-0": diverged}
@@ -165,47 +167,33 @@ def heat_map(
     records = [record for record in records if record.lr is not None and record.eps is not None]
     if not records:
         raise ValueError(f"{name}: a heat map needs records with an lr and an eps.")
-    cells = scores(records, direction=direction)
-    sign = sign_of(direction)
-    space, way = Space.of((cell.lr for cell in cells), (cell.eps for cell in cells)), "path of the search"
+    known = known_of(records, direction, search)
+    cells, space, kept = known.cells, known.space, known.search
+    assert space is not None  # there are records
     path: tuple[Cell, ...] = ()
     if _needs_bins(space, len(cells)):
-        return _binned(name, space, cells, sign)
-    if search and search.get("method") != "grid":
-        space, path = _searched(space, records, search, direction)
-    known = Known(space, cells, sign)
+        return _binned(name, space, known)
+    if kept is not None:
+        space = Space.of(*((*one, *other) for one, other in zip(_axes(space), _axes(kept.space), strict=True)))
+        known = replace(known, space=space)
+        path = kept.path if kept.done and kept.confirmed else ()  # a grid has none
     lrs, epses = _axes(space)
     if known.parts is None:
-        ridge = tuple(_lowest([cells.get(Cell(lr, eps)) for lr in lrs]) for eps in epses)
-        best = min(cells, key=lambda cell: cells[cell].rank)
+        ridge = tuple(_lowest(known, [Cell(lr, eps) for lr in lrs]) for eps in epses)
+        best = min(cells, key=known.rank)
     else:
         ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in known.parts.ridge)
-        best = known.parts.best or next(iter(cells))
-    if not path:
-        replayed = plan("separable", space, cells, start=space.start())
+        best = known.best or next(iter(cells))
+    way = "path of the search" if path or known.parts is None else "path of two lines and a ring"
+    if not path and (kept is None or known.parts is not None):
+        replayed = plan("separable", space, cells, **known.options)
         path = replayed.path if replayed.done else ()  # if so, these cells hold such a search
-        way = way if known.parts is None else "path of two lines and a ring"
-    values = tuple(tuple(_value(cells.get(Cell(lr, eps)), sign) for eps in epses) for lr in lrs)
+    values = tuple(tuple(_value(known, Cell(lr, eps)) for eps in epses) for lr in lrs)
     place = None if cells[best].failed else space.indices(best)
-    return HeatMap(name, lrs, epses, values, ridge, place, tuple(map(space.indices, path)), known.parts, way)
-
-
-def _searched(
-    space: Space, records: Sequence[Record], search: Mapping[str, Any], direction: str
-) -> tuple[Space, tuple[Cell, ...]]:
-    """Return the axes of a search together with those of the records, and its path if it has ended."""
-    try:
-        own = Space(axis(search["lr"], "lr"), axis(search["eps"], "eps"))
-        seeds = tuple(search["seeds"])
-        inside = [record for record in records if record.seed in seeds]
-        known = scores(inside, direction=direction, seeds=len(seeds))
-        first = scores([record for record in inside if record.seed == seeds[0]], direction=direction)
-        options = {"margin": float(search["margin"]), "extend": bool(search["extend"])}
-        now = plan(search["method"], own, known, start=Cell(*search["start"]), by_first_seed=first, **options)  # type: ignore[arg-type]
-    except (KeyError, TypeError, ValueError):  # written by another version, or by hand
-        return space, ()
-    lrs, epses = ((*one, *other) for one, other in zip(_axes(space), _axes(now.space), strict=True))
-    return Space.of(lrs, epses), now.path if now.done else ()
+    several = kept is not None and any(score.count > 1 for score in cells.values())
+    counts = {space.indices(cell): score.count for cell, score in cells.items()} if several else {}
+    steps = tuple(map(space.indices, path))
+    return HeatMap(name, lrs, epses, values, ridge, place, steps, known.parts, way, seeds=counts)
 
 
 def _needs_bins(space: Space, cells: int) -> bool:
@@ -214,21 +202,21 @@ def _needs_bins(space: Space, cells: int) -> bool:
     return max(rows, columns) > MOST_VALUES or (cells > 12 and rows + columns > 1.5 * cells)
 
 
-def _binned(name: str, space: Space, known: Mapping[Cell, Score], sign: float) -> HeatMap:
+def _binned(name: str, space: Space, known: Known) -> HeatMap:
     """Put points into bins, evenly spaced in logarithms; the value of a bin is the best in it."""
-    most = min(_BINS, math.ceil(math.sqrt(len(known))) + 2)
+    most = min(_BINS, math.ceil(math.sqrt(len(known.cells))) + 2)
     (lr_edges, lrs), (eps_edges, epses) = (_bins(values, most) for values in _axes(space))
-    cells: dict[tuple[int, int], Score] = {}
-    for cell, score in known.items():
+    cells: dict[tuple[int, int], Cell] = {}
+    for cell in known.cells:
         place = bisect.bisect(lr_edges, cell.lr or 0.0), bisect.bisect(eps_edges, cell.eps or 0.0)
-        if place not in cells or score.rank < cells[place].rank:
-            cells[place] = score
+        if place not in cells or known.rank(cell) < known.rank(cells[place]):
+            cells[place] = cell
     rows, columns = range(len(lrs)), range(len(epses))
-    values = tuple(tuple(_value(cells.get((row, column)), sign) for column in columns) for row in rows)
-    ridge = tuple(_lowest([cells.get((row, column)) for row in rows]) for column in columns)
-    best, point = min(cells, key=lambda place: cells[place].rank), min(known, key=lambda cell: known[cell].rank)
-    found = None if known[point].failed else best
-    return HeatMap(name, lrs, epses, values, ridge, found, (), None, records=len(known), best_point=point)
+    values = tuple(tuple(_value(known, cells.get((row, column))) for column in columns) for row in rows)
+    ridge = tuple(_lowest(known, [cells.get((row, column)) for row in rows]) for column in columns)
+    best = min(cells, key=lambda place: known.rank(cells[place]))
+    point, found = cells[best], None if known.cells[cells[best]].failed else best
+    return HeatMap(name, lrs, epses, values, ridge, found, (), None, records=len(known.cells), best_point=point)
 
 
 def _bins(values: Sequence[float], most: int) -> tuple[list[float], tuple[float, ...]]:
@@ -245,14 +233,15 @@ def _axes(space: Space) -> tuple[tuple[float, ...], tuple[float, ...]]:
     return (space.lr.values if space.lr else ()), (space.eps.values if space.eps else ())
 
 
-def _value(score: Score | None, sign: float) -> float | None:
-    return None if score is None else math.inf if score.failed else sign * score.loss
+def _value(known: Known, cell: Cell | None) -> float | None:
+    score = known.cells.get(cell) if cell else None
+    return None if score is None else math.inf if score.failed else known.sign * score.loss
 
 
-def _lowest(column: Sequence[Score | None]) -> int | None:
-    known = [(score, i) for i, score in enumerate(column) if score is not None]
-    ranks = [(score.rank, i) for score, i in known if not score.failed]
-    return min(ranks)[1] if ranks and len(known) > 1 else None  # one cell alone is not the best of its eps
+def _lowest(known: Known, column: Sequence[Cell | None]) -> int | None:
+    there = [(cell, i) for i, cell in enumerate(column) if cell in known.cells]
+    ranks = [(known.rank(cell), i) for cell, i in there if cell and not known.cells[cell].failed]
+    return min(ranks)[1] if ranks and len(there) > 1 else None  # one cell alone is not the best of its eps
 
 
 def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[float, float]:

@@ -49,9 +49,9 @@ def caption(sweeps: Sweeps) -> str:
     'A trial is a cell of the gr'
     """
     return (
-        "A trial is a cell of the grid, with all of its seeds; values are means over them. One seed that diverged makes"
-        " the cell diverged. The ridge is the best lr at each eps: its slope is of log lr against log eps. The best lr"
-        " stays where it is within a step of the best cell's."
+        "A trial is a cell of the grid, with all of its seeds; where a study keeps its search, each seed is a trial."
+        " Values are means over seeds. One seed that diverged makes the cell diverged. The ridge is the best lr at each"
+        " eps: its slope is of log lr against log eps. The best lr stays where it is within a step of the best cell's."
     )
 
 
@@ -75,7 +75,7 @@ def _texts(name: str, sweep: Sweep) -> list[str]:
         name,
         sweep.task,
         " x ".join(map(str, known.space.shape if known.space else (0, 0))),
-        str(len(known.cells)),
+        str(known.trials),
         duration(sweep.seconds),
         str(sum(score.failed for score in known.cells.values())),
         rounded(lr),

@@ -1,0 +1,211 @@
+"""A search that a study keeps: the report says of it what the search said when it ended."""
+
+import math
+import random
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from avagrad.report.figures import budgets, heat_maps, sweeps
+from avagrad.report.figures.heat_maps import HeatMap
+from avagrad.report.findings import findings
+from avagrad.report.reading import Collection, Sweep, collect
+from avagrad.tune import Trial, tune
+from avagrad.tune.result import Result
+from avagrad.tune.space import Cell
+
+
+class Noisy:
+    """A valley with so much noise that a cell's first seed often looks better than the mean of all."""
+
+    def __init__(self, draw: int, sign: float = 1.0) -> None:
+        self.draw, self.sign = draw, sign
+
+    def __call__(self, trial: Trial) -> float:
+        assert trial.lr is not None
+        assert trial.eps is not None
+        away = 0.2 * math.log10(trial.lr) ** 2 + 0.05 * (math.log10(trial.eps) + 2) ** 2
+        return self.sign * (away + random.Random(f"{self.draw}{trial.key}").gauss(0, 0.3))
+
+
+def search(folder: Path, draw: int = 1, *, sign: float = 1.0, **given: Any) -> Result:
+    options = {"lr": "1e-4:1e3:8", "eps": "1e-8:1e2:11", "name": "mine", "about": {}, "extend": False}
+    direction = "minimize" if sign > 0 else "maximize"
+    return tune(Noisy(draw, sign), storage=folder / "a.journal", **{"direction": direction, **options, **given})
+
+
+def read(folder: Path) -> tuple[Collection, Sweep, HeatMap]:
+    collection = collect(folder)
+    (sweep,), (drawn,) = collection.sweeps, heat_maps.numbers(collection)
+    return collection, sweep, drawn
+
+
+def at_star(drawn: HeatMap) -> Cell:
+    assert drawn.best is not None
+    return Cell(drawn.lr[drawn.best[0]], drawn.eps[drawn.best[1]])
+
+
+def assert_same(folder: Path, result: Result) -> None:
+    """Every part of the page that names a best point names that of the search."""
+    collection, sweep, drawn = read(folder)
+    assert result.best is not None
+    best, trials = Cell(result.best.lr, result.best.eps), len(result.trials)
+    (line,) = [line for line in findings(collection) if line.startswith("The search for")]
+    assert line.startswith(f"The search for mine: {trials} trials found {best}: {result.best.value:.3g}")
+    assert (f"(mean of {len(result.best.values)} seeds)" in line) == (len(result.best.values) > 1)
+    assert at_star(drawn) == best
+    assert drawn.path[-1] == drawn.best
+    assert drawn.best_value == pytest.approx(result.best.value)
+    row = dict(zip(sweeps._COLUMNS, sweeps.draw(sweeps.numbers(collection)[0]).rows[0], strict=True))
+    assert float(row["best lr"].text) == pytest.approx(best.lr)
+    assert float(row["best eps"].text) == pytest.approx(best.eps)
+    assert row["trials"].text == str(trials)
+    assert sweep.known.value(sweep.known.best) == pytest.approx(result.best.value)
+
+
+@pytest.mark.parametrize("method", ["lines", "separable"])
+@pytest.mark.parametrize("draw", [1, 3, 5, 6, 12])
+@pytest.mark.parametrize("sign", [1.0, -1.0])
+def test_a_search_with_several_seeds_is_told_as_it_ended(tmp_path: Path, draw: int, method: str, sign: float) -> None:
+    result = search(tmp_path, draw, sign=sign, seeds=3, method=method)
+    assert_same(tmp_path, result)
+    (chart,) = budgets.numbers(collect(tmp_path))
+    assert result.best is not None
+    assert f"mine: {result.best.value:.4g} after {len(result.trials)} trials." in budgets.caption(chart)
+
+
+@pytest.mark.parametrize("draw", [1, 5, 6, 12])
+def test_a_grid_with_one_seed_and_then_a_search_with_three(tmp_path: Path, draw: int) -> None:
+    search(tmp_path, draw, method="grid")
+    result = search(tmp_path, draw, seeds=3)
+    assert len(result.trials) < 88
+    assert_same(tmp_path, result)
+    assert read(tmp_path)[2].separability is None, "the grid has one seed, and the search three"
+
+
+@pytest.mark.parametrize("draw", [1, 5, 6, 12])
+def test_a_search_with_three_seeds_and_then_one_with_one(tmp_path: Path, draw: int) -> None:
+    search(tmp_path, draw, seeds=3)
+    assert_same(tmp_path, search(tmp_path, draw))
+
+
+def test_a_search_with_other_seeds_and_margin(tmp_path: Path) -> None:
+    assert_same(tmp_path, search(tmp_path, seeds=[7, 3], margin=0.2, start_lr=0.01, start_eps=1e-8))
+
+
+def test_a_grid_is_measured_from_the_start_of_its_search(tmp_path: Path) -> None:
+    result = search(tmp_path, method="grid", seeds=3, optimizer="adam", margin=0.1)
+    collection, _, drawn = read(tmp_path)
+    assert result.separability is not None
+    assert result.best is not None
+    assert result.separability.summary() in findings(collection)[0]
+    assert f"Best: {Cell(result.best.lr, result.best.eps)}: {result.best.value:.3g}" in findings(collection)[0]
+    assert len(findings(collection)) == 1
+    assert at_star(drawn) == (result.best.lr, result.best.eps)
+    assert (drawn.lr[drawn.path[0][0]], drawn.eps[drawn.path[0][1]]) == (0.1, 1e-8)
+
+
+def test_a_whole_grid_and_a_search_on_it_have_a_line_each(tmp_path: Path) -> None:
+    found = set()
+    for draw in range(6):
+        folder = tmp_path / str(draw)
+        grid, result = search(folder, draw, method="grid"), search(folder, draw)
+        assert grid.best is not None
+        assert result.best is not None
+        lines = findings(collect(folder))
+        assert f" Best: {Cell(grid.best.lr, grid.best.eps)}: {grid.best.value:.3g}." in lines[0]
+        if same := grid.best == result.best:
+            assert len(lines) == 1
+        else:
+            assert_same(folder, result)
+            assert lines[1].endswith(f"; the best of the grid's 88 is {Cell(grid.best.lr, grid.best.eps)}: "
+                                     f"{grid.best.value:.3g}.")  # fmt: skip
+        found.add(same)
+    assert found == {True, False}
+
+
+def test_an_unfinished_search_ranks_no_cell_above_those_with_more_seeds(tmp_path: Path) -> None:
+    search(tmp_path, 1, seeds=3)
+    collection, sweep, _ = read(tmp_path)
+    cut = replace(sweep, records=sweep.records[:-1])
+    (line,) = findings(replace(collection, sweeps=(cut,)))
+    (drawn,) = heat_maps.numbers(replace(collection, sweeps=(cut,)))
+    score = cut.known.cells[at_star(drawn)]
+    assert score.count == 3
+    assert line.startswith(f"The search for mine: {len(cut.records)} trials, the best of them {at_star(drawn)}: ")
+    first = replace(sweep, records=sweep.records[:4])
+    assert {score.count for score in first.known.cells.values()} == {1}
+    assert first.known.best is not None
+
+
+def test_a_search_has_no_path_before_its_end(tmp_path: Path) -> None:
+    search(tmp_path, 5, seeds=3)
+    collection, sweep, _ = read(tmp_path)
+    for count in range(1, len(sweep.records)):
+        cut = replace(collection, sweeps=(replace(sweep, records=sweep.records[:count]),))
+        assert heat_maps.numbers(cut)[0].path == ()
+        assert heat_maps.numbers(cut)[0].best is not None
+        assert all(f": {count} trials, the best of them" in line for line in findings(cut))
+
+
+def test_a_search_over_lr_alone_has_its_pick_in_the_table(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        return abs(math.log10(trial.lr)) + random.Random(f"2{trial.key}").gauss(0, 1)
+
+    result = tune(objective, lr="1e-4:1e3:15", seeds=3, storage=tmp_path / "a.journal", extend=False)
+    collection = collect(tmp_path)
+    row = [cell.text for cell in sweeps.draw(sweeps.numbers(collection)[0]).rows[0]]
+    assert result.best is not None
+    assert (row[3], row[7]) == (str(len(result.trials)), "")
+    assert float(row[6]) == pytest.approx(result.best.lr, 1e-3)
+    assert float(row[8]) == pytest.approx(result.best.value, 1e-3)
+    assert heat_maps.numbers(collection) == []
+
+
+ODD: list[dict[str, Any]] = [
+    {"method": 3}, {"method": []}, {"lr": "x"}, {"lr": []}, {"lr": {"a": 1}}, {"eps": 3}, {"seeds": 3}, {"seeds": []},
+    {"seeds": [[1]]}, {"start": None}, {"start": [1]}, {"margin": -1}, {"margin": 10**400}, {"extend": None},
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", ODD, ids=str)
+def test_an_odd_search_takes_nothing_from_the_page(tmp_path: Path, odd: dict[str, Any]) -> None:
+    search(tmp_path, seeds=3)
+    collection, sweep, _ = read(tmp_path)
+    given = replace(collection, sweeps=(replace(sweep, search=dict(sweep.search) | odd),))
+    assert len(findings(given)) == 1
+    assert heat_maps.numbers(given)[0].best is not None
+    assert budgets.numbers(given)[0].lines
+
+
+def test_a_cell_says_of_how_many_seeds_it_is_the_mean(tmp_path: Path) -> None:
+    result = search(tmp_path, seeds=3)
+    drawn = read(tmp_path)[2]
+    assert result.best is not None
+    (best,) = [text for text in drawn.hover["cells-0"] if text.endswith("the best")]
+    assert f"{result.best.value:.5g}, mean of 3 seeds, the best" in best
+    assert sum("1 seed" in text for text in drawn.hover["cells-0"]) > 3
+
+
+def test_points_in_bins_have_the_star_where_the_search_ended(tmp_path: Path) -> None:
+    result = search(tmp_path, 5, seeds=3, method="separable", lr="1e-4:1e3:50")
+    drawn = read(tmp_path)[2]
+    assert result.best is not None
+    assert drawn.records
+    assert drawn.best_point == (result.best.lr, result.best.eps)
+    assert drawn.best_value == pytest.approx(result.best.value)
+
+
+# --- what may be compared ---
+
+
+def test_studies_of_different_objectives_share_no_scale(tmp_path: Path) -> None:
+    for name, about in (("a", {"objective": "f"}), ("b", {"objective": "g"}), ("c", {"objective": "f"})):
+        search(tmp_path / name, name=name, about=about)
+        (tmp_path / name / "a.journal").rename(tmp_path / f"{name}.journal")
+    collection = collect(tmp_path)
+    assert [chart.title for chart in budgets.numbers(collection)] == ["a, c", "b"]
+    assert {drawn.name: drawn.title for drawn in heat_maps.numbers(collection)} == {"a": "a, c", "c": "a, c", "b": "b"}
