@@ -65,7 +65,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
             sizes += torch.bincount(_bins(r), minlength=_BINS)
             if step:
                 m_hat, kept = rule.momentum(m, r, step)
-                numbers[3] += 0 if kept is m_hat else (kept - m_hat).bool().sum()
+                numbers[3] += 0 if kept is m_hat else torch.count_nonzero((kept - m_hat).bool())
                 for i, move in ((4, eta * r), (5, eta * kept)):
                     numbers[i] += torch.dot(move.flatten(), move.flatten())
     # The rule maps each bin as a whole, by its middle.
