@@ -157,8 +157,8 @@ class DelayedOptimizer(RuleOptimizer):
           noise that the momentum averages out;
         - ``clipped_share``: the share of coordinates whose momentum ``clip_update`` would clamp.
 
-        Unlike a step, this goes over the whole state and reads from the device. It takes the time of about ten steps and
-        at most 64 MB. If parameters are sharded over ranks, it covers the whole model, and all ranks must call it.
+        Unlike a step, this goes over the whole state and reads from the device. It takes the time of some ten steps
+        and at most 64 MB. If parameters are sharded over ranks, it covers the whole model, and all ranks must call it.
 
         >>> w = torch.nn.Parameter(torch.zeros(3))
         >>> opt = AvaGrad([w], lr=0.5, eps=1.0)
