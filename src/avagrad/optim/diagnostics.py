@@ -18,8 +18,8 @@ from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
 
-SIZE, CPU_SIZE = 2**20, 2**17  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
-_BINS = 2**15  # of positive float32 numbers, by their first 15 bits: a bin is 0.8 % wide
+SIZE, CPU_SIZE = 2**20, 2**18  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
+_BINS = 2**15  # the positive bfloat16 numbers, 0.4 to 0.8 % apart
 _NUMBERS = 6
 
 
@@ -57,41 +57,43 @@ def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float, sharding
 def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.device) -> Tensor:
     """Return the histograms of lr eta and of what gamma normalises, and the numbers, all without gamma."""
     sizes = torch.zeros(_BINS, dtype=torch.int64, device=device)
-    numbers = torch.zeros(_NUMBERS, dtype=torch.float64, device=device)
+    clipped, predicted, real = list[Tensor](), list[Tensor](), list[Tensor]()  # counts, and sums of squared steps
     for view in views:
         for m, v in zip(*(blocks(x, CPU_SIZE if device.type == "cpu" else SIZE) for x in view.state), strict=True):
             r = rule.sizes(v, step)
-            eta = rule.rates(r, step)
             sizes += torch.bincount(_bins(r), minlength=_BINS)
             if step:
                 m_hat, kept = rule.momentum(m, r, step)
-                numbers[3] += 0 if kept is m_hat else torch.count_nonzero((kept - m_hat).bool())
-                for i, move in ((4, eta * r), (5, eta * kept)):
-                    numbers[i] += torch.dot(move.flatten(), move.flatten())
-    # The rule maps each bin as a whole, by its middle.
-    many, middle, lr = sizes.to(device="cpu", dtype=torch.float64), _VALUES.clone(), float(rule.lr)
-    middle[0] = 0.0
-    eta = rule.rates(middle, step)
+                if kept is not m_hat:
+                    clipped.append(torch.count_nonzero((kept - m_hat).bool()))  # bool: without branches
+                eta = rule.rates(r, step)
+                for squares, x in ((predicted, r), (real, kept)):
+                    move = (eta * x).flatten()
+                    squares.append(torch.dot(move, move))
+    # The rule maps each bin as a whole.
+    many, values, lr = sizes.to(device="cpu", dtype=torch.float64), _VALUES.clone(), float(rule.lr)
+    eta = rule.rates(values, step)
     histograms = torch.zeros(2, _BINS, dtype=torch.float64, device="cpu")
-    for histogram, x in zip(histograms, (lr * eta, eta * middle if rule.flags.norm_of_step else eta), strict=True):
-        histogram.index_add_(0, _bins(x).long(), many)
+    for histogram, x in zip(histograms, (lr * eta, eta * values if rule.flags.norm_of_step else eta), strict=True):
+        histogram.index_add_(0, _bins(x).int(), many)
         histogram[0] = 0
-    numbers = numbers.to("cpu")
-    numbers[4:] *= lr * lr
-    numbers[2] = many[eta != 0].sum()
-    if step:
-        numbers[0], numbers[1] = many[0], many.sum()
+    known = many if step else torch.zeros_like(many)
+    counts = [x.sum().item() for x in (known[0], known, many[eta != 0])]
+    totals = [_total(clipped), lr * lr * _total(predicted), lr * lr * _total(real)]
+    numbers = torch.tensor(counts + totals, dtype=torch.float64, device="cpu")
     return torch.cat([*histograms, numbers])
 
 
+def _total(xs: list[Tensor]) -> float:
+    return torch.stack(xs).cpu().double().sum().item() if xs else 0.0
+
+
 def _bins(x: Tensor) -> Tensor:
-    """Return the bin of each element; 0 is in bin 0."""
-    return (x.float().contiguous().view(torch.int32).flatten() >> 16) & (_BINS - 1)  # a NaN may have a sign
+    """Return the bin of each element, its bfloat16 number without the sign; 0 is in bin 0."""
+    return x.bfloat16().contiguous().view(torch.int16).flatten() & (_BINS - 1)  # a NaN may have a sign
 
 
-# The middle of each bin.
-_VALUES = ((torch.arange(_BINS, dtype=torch.int32, device="cpu") << 16) + 2**15).view(torch.float32).double()
-_VALUES[0x7F80] = math.inf
+_VALUES = torch.arange(_BINS, dtype=torch.int16, device="cpu").view(torch.bfloat16).double()  # NaN at the end
 
 
 def _share_of_top(counts: Tensor, norm: int) -> float:

@@ -67,10 +67,10 @@ def rates(r: Tensor, step: Scalar, *, eps: Scalar, bias_correction: bool = True,
     >>> rates(torch.tensor([0.0, 3.0]), 1, eps=1.0, active_only=True)
     tensor([0.0000, 0.2500])
     """
-    eta = 1 / (r + eps)
+    eta = (torch.sign(r) if active_only else 1) / (r + eps)  # r is exactly 0: no gradient so far
     if bias_correction and (known := step > 0) is not True:  # a plain True needs no where()
         eta = where(known, eta, torch.zeros_like(r))
-    return eta * torch.sign(r) if active_only else eta  # r is exactly 0: no gradient so far
+    return eta
 
 
 def power_sum(
