@@ -101,6 +101,7 @@ def test_foreach_makes_no_second_copy_of_the_parameters(
     monkeypatch.setattr(loop, "CPU_BLOCK", block)
     params = [torch.nn.Parameter(torch.zeros(block // 2 + 1, dtype=dtype)) for _ in range(8)]
     params.append(torch.nn.Parameter(torch.zeros(6, block, dtype=dtype)))  # one that is larger than a block
+    params += [torch.nn.Parameter(torch.zeros(block // 128, dtype=dtype)) for _ in range(300)]  # and many small ones
     opt = AvaGrad(params, foreach=True, **options)
     for p in params:
         p.grad = torch.ones_like(p)
