@@ -193,7 +193,6 @@ def _totals(batch: _Batch, steps: Scalar, rule: Delayed) -> Tensor:
     dtype = scalar_dtype(v.device)
     size, eps = v.sqrt(), batch.spread(rule.eps * rule.root(steps))
     unit = max(1.0, rule.eps) if flags.norm_of_step else 1.0  # as in Delayed.sums
-    active = v.sign() if flags.active_only else None
     if flags.norm_of_step:  # eta r, in which the roots cancel
         x = size + eps
         if unit != 1:
@@ -201,14 +200,14 @@ def _totals(batch: _Batch, steps: Scalar, rule: Delayed) -> Tensor:
         x = size.div_(x)
     else:
         x = size.add_(eps).reciprocal_()
-        if active is not None:
-            x.mul_(active)
+        if flags.active_only:
+            x.mul_(v.sign())
     known = indicator(steps > 0, steps) if flags.bias_correction else 1.0
     root = 1.0 if flags.norm_of_step else rule.root(steps)
     split = batch.split if isinstance(steps, Tensor) else lambda x: [x]  # one number for all, or one for each
     totals = _power_sums(split(x), flags.norm, dtype) * (root * known / unit) ** flags.norm
-    counts = (batch.repeats.to(dtype) if active is None else _power_sums(split(active), 1, dtype)) * known
-    return torch.stack([totals.sum(), counts.sum()])
+    counts = _power_sums(split(torch.sign(v, out=x)), 1, dtype) if flags.active_only else batch.repeats.to(dtype)
+    return torch.stack([totals.sum(), (counts * known).sum()])
 
 
 def _power_sums(xs: list[Tensor], norm: int, dtype: torch.dtype) -> Tensor:
@@ -251,7 +250,7 @@ def _move(batch: _Batch, w: Tensor, m: Tensor, size: Tensor, steps: Scalar, rule
         m = torch.where(known > 0, m, 0.0)  # a first gradient, maybe infinite, moves nothing
     if rule.clip_update is not None:
         bound = size * batch.spread(rule.clip_update * correction / root)
-        m = torch.clamp(m, -bound, bound)
+        m = torch.clamp(m, -bound, bound, out=bound)
     size.add_(batch.spread(rule.eps * root))
     if active is not None:
         size.div_(active)  # infinite, so that the rate is 0
@@ -264,7 +263,7 @@ def _bounded(batch: _Batch, g: Tensor, size: Tensor, steps: Scalar, rule: Delaye
     if k is None:
         return g
     most = torch.where(size > 0, size * batch.spread(k / rule.root(steps)), math.inf)
-    return torch.clamp(g, -most, most)
+    return torch.clamp(g, -most, most, out=most)
 
 
 def _decay(batch: _Batch, w: Tensor, g: Tensor, size: Tensor, steps: Scalar, rule: Delayed) -> Tensor:
