@@ -1,6 +1,8 @@
 """What a step costs beside arithmetic: host reads, and memory for temporaries."""
 
 import gc
+import subprocess
+import sys
 import weakref
 from typing import Any
 
@@ -126,6 +128,33 @@ def test_diagnostics_take_little_memory(name: str) -> None:
     with LiveBytes() as memory:
         opt.diagnostics()
     assert 2**22 <= memory.peak <= 64 * 10**6
+
+
+# Prints by how many kB diagnostics raise the largest memory that this process has had.
+GROWTH = """
+import resource, torch
+from avagrad import AvaStep
+
+def most():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+
+w = torch.nn.Parameter(torch.ones(2**26))
+w.grad = torch.ones_like(w)
+opt = AvaStep([w])
+for _ in range(2):
+    opt.step()
+before = most()
+for _ in range(3):
+    opt.diagnostics()
+print(most() - before)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="the unit of ru_maxrss is the system's")
+def test_diagnostics_leave_no_gaps_in_memory() -> None:
+    """Memory is more than what tensors have: a small result between two blocks keeps the allocator from using it."""
+    grown = subprocess.run([sys.executable, "-c", GROWTH], capture_output=True, text=True, check=True)
+    assert int(grown.stdout) * 1024 <= 64 * 10**6
 
 
 def test_blocks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:

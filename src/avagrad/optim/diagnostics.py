@@ -13,7 +13,7 @@ from torch import Tensor
 
 from avagrad.optim.backends.loop import blocks
 from avagrad.optim.params import Params, ParamView
-from avagrad.optim.rules import Delayed
+from avagrad.optim.rules import Delayed, scalar_dtype
 from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
@@ -57,7 +57,8 @@ def diagnostics(params: Params, rules: Sequence[Delayed], gamma: float, sharding
 def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.device) -> Tensor:
     """Return the histograms of lr eta and of what gamma normalises, and the numbers, all without gamma."""
     sizes = torch.zeros(_BINS, dtype=torch.int64, device=device)
-    clipped, predicted, real = list[Tensor](), list[Tensor](), list[Tensor]()  # counts, and sums of squared steps
+    totals = torch.zeros(3, dtype=scalar_dtype(device), device=device)
+    clipped, predicted, real = totals  # a count, and sums of squared steps
     for view in views:
         for m, v in zip(*(blocks(x, CPU_SIZE if device.type == "cpu" else SIZE) for x in view.state), strict=True):
             r = rule.sizes(v, step)
@@ -65,11 +66,10 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
             if step:
                 m_hat, kept = rule.momentum(m, r, step)
                 if kept is not m_hat:
-                    clipped.append(torch.count_nonzero((kept - m_hat).bool()))  # bool: without branches
+                    clipped += torch.count_nonzero((kept - m_hat).bool())  # bool: without branches
                 eta = rule.rates(r, step)
-                for squares, x in ((predicted, r), (real, kept)):
-                    move = (eta * x).flatten()
-                    squares.append(torch.dot(move, move))
+                for total, move in ((predicted, r.mul_(eta)), (real, eta.mul_(kept))):  # in memory that is here
+                    total += torch.dot(move.flatten(), move.flatten())
     # The rule maps each bin as a whole.
     many, values, lr = sizes.to(device="cpu", dtype=torch.float64), _VALUES.clone(), float(rule.lr)
     eta = rule.rates(values, step)
@@ -79,13 +79,9 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
         histogram[0] = 0
     known = many if step else torch.zeros_like(many)
     counts = [x.sum().item() for x in (known[0], known, many[eta != 0])]
-    totals = [_total(clipped), lr * lr * _total(predicted), lr * lr * _total(real)]
-    numbers = torch.tensor(counts + totals, dtype=torch.float64, device="cpu")
+    factors = torch.tensor([1.0, lr * lr, lr * lr], dtype=torch.float64, device="cpu")
+    numbers = torch.cat([torch.tensor(counts, dtype=torch.float64, device="cpu"), factors * totals.cpu()])
     return torch.cat([*histograms, numbers])
-
-
-def _total(xs: list[Tensor]) -> float:
-    return torch.stack(xs).cpu().double().sum().item() if xs else 0.0
 
 
 def _bins(x: Tensor) -> Tensor:
