@@ -1,6 +1,7 @@
 """What goes wrong while tuning: each has its sentence, and nothing that is finished is lost."""
 
 import contextlib
+import functools
 import json
 import math
 import os
@@ -84,6 +85,23 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     number, storage = numpy.float32(30), tmp_path / "a.journal"
     result = tune(lr_only, lr=[1, 2, 3], storage=storage, lease=number, margin=numpy.float32(0.5))  # type: ignore[arg-type]
     assert result.best is not None
+
+
+@pytest.mark.parametrize("objective", [lambda trial: 1.0, functools.partial(pow, 2)], ids=["lambda", "partial"])
+def test_an_objective_without_a_name_of_its_own(
+    objective: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The results of another lambda would be taken for its own."""
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"^objective is .*, but must be a function with a name of its own if"):
+        tune(objective, lr=[1, 2])
+    assert not list(tmp_path.iterdir())
+
+
+def test_an_objective_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert len(tune(lambda trial: 1.0, method="grid", lr=[1, 2], name="flat").trials) == 2
+    assert [path.name for path in (tmp_path / "runs").glob("*.journal")] == ["flat.journal"]
 
 
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:

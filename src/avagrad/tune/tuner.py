@@ -1,5 +1,6 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
+import functools
 import os
 import re
 import shutil
@@ -67,7 +68,8 @@ def tune(
         method: ``"lines"`` (a line over lr, a line over eps at its best, each from coarse to fine, and the neighbours
             of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
-        storage: where results are stored: a file, or a database URL. By default a file in ``runs/``.
+        storage: where results are stored: a file, or a database URL. By default a file in ``runs/`` with the
+            objective's name, which a lambda or a partial function does not have.
         workers: the number of worker processes; 0 for this process alone; None for one per slot of each GPU.
         seeds: the number of seeds per cell (0, 1, ...), or the seeds themselves. The coarse values of ``"lines"`` are
             run with the first one only.
@@ -107,6 +109,10 @@ def tune(
     if timeout is not None and workers == 0 and ray is None:
         raise ValueError(f"timeout is {timeout!r}, but a process cannot kill itself: it needs at least one worker.")
     called = name or _name_of(objective)
+    if storage is None and name is None:
+        has_name = not isinstance(objective, functools.partial) and not called.endswith("<lambda>")
+        allowed = "a function with a name of its own if there is no storage or name: its results are found by it"
+        require(has_name, "objective", objective, allowed)
     if storage is None:
         storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
     if not isinstance(storage, (str, os.PathLike)):
