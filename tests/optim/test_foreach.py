@@ -1,7 +1,9 @@
 """Foreach joins small tensors: layouts that differ, counts that differ, and what a step costs."""
 
+import weakref
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from problems import DELAYED, optimizer_class, own_options
@@ -10,6 +12,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from avagrad import AvaGrad, AvaStep
+from avagrad.optim.backends.loop import blocks
 
 INF = torch.inf
 
@@ -169,3 +172,168 @@ def test_a_step_allocates_as_much_for_few_tensors_as_for_many(name: str, dtype: 
                 opt.step()
         counts.append(made.count)
     assert 5 < counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("name", DELAYED)
+@pytest.mark.parametrize("starts", [(0, 0), (0, 2), (0, 4), (2, 4, 0)], ids=str)
+def test_parameters_that_share_memory_all_move(name: str, starts: tuple[int, ...]) -> None:
+    """The same memory, parts of it, and neighbours: each update counts, as in the loop."""
+    ends = []
+    for foreach in (True, False):
+        base = torch.linspace(1, 2, 8, dtype=torch.float64)
+        params = [torch.nn.Parameter(base[start : start + 4]) for start in starts]
+        opt = optimizer_class(name)(params, lr=0.1, foreach=foreach, fused=False)
+        for t in range(4):
+            for p in params:
+                p.grad = torch.full_like(p, t + 1.0)
+            opt.step()
+        ends.append(base)
+    assert (ends[0] != torch.linspace(1, 2, 8, dtype=torch.float64)).any()
+    torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("moved", [lambda x: x.clone(), lambda x: x.t().contiguous().t()], ids=["memory", "layout"])
+@pytest.mark.parametrize("numel", [12, 2**20 + 12], ids=["joined", "in blocks"])
+def test_a_hook_may_move_a_parameter_inside_backward(moved: Any, numel: int) -> None:
+    ends = []
+    for foreach in (True, False):
+        a, b = (torch.nn.Parameter(torch.linspace(1, 2, numel, dtype=torch.float64).view(4, -1)) for _ in range(2))
+        opt = AvaGrad([a, b], lr=0.1, foreach=foreach, fused=False)
+
+        def move(g: Tensor, a: Tensor = a) -> None:
+            a.data = moved(a.data)
+
+        with opt.step_in_backward():
+            for t in range(4):
+                if t == 2:
+                    a.register_hook(move)  # type: ignore[no-untyped-call]
+                (a * a + b * b).sum().backward()  # type: ignore[no-untyped-call]
+                opt.step()
+        ends.append((a.detach(), b.detach()))
+    for x, y in zip(*ends, strict=True):
+        torch.testing.assert_close(x, y, rtol=1e-10, atol=0)
+
+
+@pytest.mark.parametrize("capturable", [False, True])
+@pytest.mark.parametrize("options", [{}, {"active_only": True, "norm": 1}], ids=str)
+@pytest.mark.parametrize("unused", [0, 7, 12])
+def test_inside_backward_the_bits_are_the_same_with_an_unused_parameter(
+    capturable: bool, options: dict[str, Any], unused: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has a state inside backward and none otherwise; the others are joined, and added up, as without it."""
+    monkeypatch.setattr("avagrad.optim.backends.loop.CPU_BLOCK", 2**11)
+    sizes = [40, 900, 30, 50, 2500, 60, 7, 33, 64, 20, 11, 62, 58, 41]
+    ends = []
+    for in_backward in (False, True):
+        rng = torch.Generator().manual_seed(3)
+        params = [torch.nn.Parameter(torch.randn(n, generator=rng)) for n in sizes]
+        groups: list[dict[str, Any]] = [{"params": params[:5]}, {"params": params[5:], "weight_decay": 0.1}]
+        opt = AvaGrad(groups, lr=0.1, foreach=True, capturable=capturable, **options)
+        gammas = []
+        for _ in range(8):
+            factors = [torch.randn(n, generator=rng) for n in sizes]
+            pairs = [(p, f) for i, (p, f) in enumerate(zip(params, factors, strict=True)) if i != unused]
+            loss: Any = sum(((p * f).sin() * f).sum() for p, f in pairs)
+            if in_backward:
+                with opt.step_in_backward():
+                    loss.backward()
+                    opt.step()
+            else:
+                loss.backward()
+                opt.step()
+            opt.zero_grad()
+            gammas.append(opt.gamma())
+        ends.append(([p.detach() for p in params], gammas))
+    assert all(torch.equal(x, y) for x, y in zip(ends[0][0], ends[1][0], strict=True))
+    assert ends[0][1] == ends[1][1]
+
+
+@pytest.mark.parametrize("numel", [100, 2**20 + 1], ids=["joined", "in blocks"])
+def test_memory_of_weights_that_are_replaced_is_freed(numel: int) -> None:
+    memory = np.ones(numel, dtype=np.float32)
+    p, q = torch.nn.Parameter(torch.from_numpy(memory)), torch.nn.Parameter(torch.ones(3))
+    freed = weakref.ref(memory)
+    del memory
+    opt = AvaGrad([p, q], foreach=True)
+    for _ in range(3):
+        p.grad, q.grad = torch.ones_like(p), torch.ones_like(q)
+        opt.step()
+    assert freed() is not None
+    p.data = torch.empty(0)
+    assert freed() is None
+
+
+def test_large_tensors_are_split_once_in_a_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = []
+    for count in (8, 32):
+        with monkeypatch.context() as patch:
+            patch.setattr("avagrad.optim.backends.loop.CPU_BLOCK", 16)
+            p = torch.nn.Parameter(torch.ones(16 * count))
+            p.grad = torch.ones_like(p)
+            opt = AvaGrad([p], foreach=True)
+            for _ in range(2):
+                opt.step()
+            made: list[int] = []
+            patch.setattr("avagrad.optim.backends.foreach.blocks", lambda x, made=made: made.append(1) or blocks(x))
+            opt.step()
+            calls.append(len(made))
+    assert calls[0] == calls[1] == 2
+
+
+def test_kahan_with_a_parameter_that_became_half() -> None:
+    a, b = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), torch.nn.Parameter(torch.ones(3))
+    gammas = []
+    for foreach in (True, False):
+        a.data, b.data = torch.ones(3, dtype=torch.bfloat16), torch.ones(3)
+        opt = AvaGrad([a, b], rounding="kahan", foreach=foreach, fused=False)
+        a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+        opt.step()
+        b.grad = None
+        b.data = b.data.bfloat16()
+        gammas.append(opt.gamma())
+    assert gammas[0] == pytest.approx(gammas[1], rel=1e-6)
+
+
+class OwnParameter(torch.nn.Parameter):
+    pass
+
+
+@pytest.mark.parametrize("numel", [100, 2**20 + 1], ids=["small", "in blocks"])
+def test_a_parameter_of_another_class_may_get_other_memory(numel: int) -> None:
+    p = OwnParameter(torch.ones(numel))
+    opt = AvaGrad([p], lr=0.1, foreach=True)
+    for t in range(4):
+        if t == 2:
+            p.data = p.data.clone()
+        p.grad = torch.ones(numel)
+        opt.step()
+    torch.testing.assert_close(p.detach(), torch.full((numel,), 0.7))  # a first step does not move
+
+
+def test_tensors_of_a_large_module_can_be_swapped() -> None:
+    module = torch.nn.Linear(1100, 1100)
+    opt = AvaGrad(module.parameters(), foreach=True)
+    for _ in range(3):
+        module(torch.ones(2, 1100)).sum().backward()
+        opt.step()
+        opt.zero_grad()
+    before = torch.__future__.get_swap_module_params_on_conversion()
+    torch.__future__.set_swap_module_params_on_conversion(True)
+    try:
+        module.bfloat16()
+    finally:
+        torch.__future__.set_swap_module_params_on_conversion(before)
+    assert module.weight.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("path", [{"foreach": True}, {"foreach": True, "capturable": True}, {"fused": False}], ids=str)
+def test_a_first_gradient_moves_nothing_even_if_gamma_is_nan(path: dict[str, Any]) -> None:
+    a, b = torch.nn.Parameter(torch.ones(3)), torch.nn.Parameter(torch.ones(3))
+    opt = AvaGrad([a, b], **path)
+    for g in (1.0, torch.nan):
+        a.grad = torch.full_like(a, g)
+        opt.step()
+    b.grad = torch.ones_like(b)
+    opt.step()
+    assert a.isnan().all()
+    assert torch.equal(b, torch.ones(3))

@@ -6,6 +6,7 @@ from operator import is_
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from avagrad.optim.backends.choose import backends_for
 from avagrad.optim.backends.loop import Backend
@@ -34,6 +35,7 @@ class ParamView(NamedTuple):
     compensation: Tensor | None  # the rounding error so far
     group: int
     param_id: int  # index among all parameters of the optimizer
+    offset: int  # coordinates of the group's parameters before it, whether or not they have a state
     rounding: str
     seed: int
     on_host: bool  # whether the step count may be read
@@ -64,15 +66,17 @@ class Params:
         self.others: list[Tensor] = []  # those without a view
         param_id = 0
         for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
+            offset = 0
             for p in group["params"]:
                 state = opt.state.get(p)
                 if not state and placeholders and rule.counts_from_start and p.requires_grad:
                     state = opt._new_state(p, group, expanded=True)
                 if state and not _is_frozen_from_start(p, state, rule):
-                    self.views.append(_view(opt, p, state, group, index, param_id))
+                    self.views.append(_view(opt, p, state, group, (index, param_id, offset)))
                 else:
                     self.others.append(p)
                 param_id += 1
+                offset += 0 if is_lazy(p) else p.numel()
         self.devices = list(dict.fromkeys(view.w.device for view in self.views))
         self.has_dtensors = any(is_dtensor(view.param) for view in self.views)
         self.backends: list[Backend] = backends_for(opt, self.views, groups, rules)
@@ -124,15 +128,15 @@ class Params:
 
 
 def _view(
-    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, index: int, param_id: int
+    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, where: tuple[int, int, int]
 ) -> ParamView:
     rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
     compensation = state.get("compensation") if rounding == "kahan" else None
     tensors = tuple(local_part(state[key]) for key in opt._state_tensors(group))
     local = None if compensation is None else local_part(compensation)
     on_host = not group["capturable"] and state["step"].device.type == "cpu"
-    where_and_how = index, param_id, rounding, group.get("rounding_seed", 0), on_host
-    return ParamView(p, local_part(p), state["step"], tensors, local, *where_and_how)
+    how = rounding, group.get("rounding_seed", 0), on_host
+    return ParamView(p, local_part(p), state["step"], tensors, local, *where, *how)
 
 
 def _is_frozen_from_start(p: Tensor, state: dict[str, Tensor], rule: Rule) -> bool:

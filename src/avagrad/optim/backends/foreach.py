@@ -8,7 +8,7 @@ over memory, ``1 / (sqrt(v / c) + eps)`` is written ``sqrt(c) / (sqrt(v) + eps s
 """
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -36,13 +36,12 @@ class _Batch(NamedTuple):
     numels: list[int]
     repeats: Tensor  # the same, on the device
     steps: list[Tensor]
-    ws: list[Tensor]
     ms: list[Tensor]
     vs: list[Tensor]
     compensations: list[Tensor]  # one for each, or none
 
     def select(self, places: list[int]) -> "_Batch":
-        if len(places) == len(self.ws):
+        if len(places) == len(self.views):
             return self
         part = _Batch._make([each[i] for i in places] if len(each) else [] for each in self)
         return part._replace(repeats=torch.stack([*part.repeats]))
@@ -69,43 +68,60 @@ class Foreach(Loop):
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         super().__init__(views, rules)
         self._batches = _batches(views)
+        self._places: list[list[tuple[int, int]]] = [[] for _ in views]  # of each view: a batch, and the place there
+        for number, batch in enumerate(self._batches):
+            for place, i in enumerate(batch.views):
+                self._places[i].append((number, place))
         self._tensors = [view.w for view in views]
         self._layouts = layouts(self._tensors)
+        self._orders = [_order(_tensors_of(view)) for view in views]
 
     def fits(self) -> bool:
         """Return whether the parameters still have the layout in which they are flat."""
         return super().fits() and layouts(self._tensors) == self._layouts
 
-    def _alike(self, views: Collection[int]) -> Iterator[tuple[int, _Batch, Scalar]]:
+    def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
+        """Move the parameter of one view; return False if it has another layout now: a hook may change it."""
+        return _order(_tensors_of(self.views[i])) == self._orders[i] and super().move_one(i, g, step)
+
+    def _alike(self, views: Iterable[int]) -> Iterator[tuple[int, _Batch, Scalar]]:
         """Yield the parts of batches that contain these views, and their number of gradients: a tensor if not read."""
-        for number, batch in enumerate(self._batches):
-            on_host, found = self.views[batch.views[0]].on_host, dict[float | None, list[int]]()
-            for place, i in enumerate(batch.views):
-                if i in views:
-                    found.setdefault(batch.steps[place].item() if on_host else None, []).append(place)
-            for count, places in found.items():
-                part, device = batch.select(places), batch.ws[0].device
-                yield number, part, _joined(part.steps).to(device, scalar_dtype(device)) if count is None else count
+        found: dict[tuple[int, float | None], list[int]] = {}
+        for i in views:
+            count = self.views[i].step.item() if self.views[i].on_host else None
+            for number, place in self._places[i]:
+                found.setdefault((number, count), []).append(place)
+        for (number, count), places in found.items():
+            part = self._batches[number].select(places)
+            device = part.ms[0].device
+            yield number, part, _joined(part.steps).to(device, scalar_dtype(device)) if count is None else count
 
     def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
+        split: dict[int, Sequence[Sequence[Tensor]]] = {}  # the blocks of large parameters and gradients
         for _, batch, steps in self._alike(grads):
-            view, device = self.views[batch.views[0]], batch.ws[0].device
-            rule, dtype = step.rule(view.group, device), batch.ms[0].dtype
+            view, device, dtype = self.views[batch.views[0]], batch.ms[0].device, batch.ms[0].dtype
+            rule = step.rule(view.group, device)
             assert isinstance(rule, Delayed)
+            pairs: Sequence[Sequence[Tensor]]
             if batch.orders:
-                gs = [_flat(grads[i], order) for i, order in zip(batch.views, batch.orders, strict=True)]
+                orders = zip(batch.views, batch.orders, strict=True)
+                pairs = [(_flat(self._tensors[i], order), _flat(grads[i], order)) for i, order in orders]
             else:
-                gs = [blocks(grads[batch.views[0]])[batch.parts[0]]]
-            w = _joined(batch.ws).to(dtype)
+                i = batch.views[0]
+                if i not in split:
+                    split[i] = list(zip(blocks(self._tensors[i]), blocks(grads[i]), strict=True))
+                pairs = [split[i][batch.parts[0]]]
+            ws, gs = (list(column) for column in zip(*pairs, strict=True))
+            w = _joined(ws).to(dtype)
             if batch.compensations:
                 w.add_(_joined(batch.compensations))
             _delayed_step(batch, w, unscaled(_joined(gs), step.grad_scale, dtype), steps, rule, step.gamma(device))
             if view.rounding == "nearest":
-                batch.write(batch.ws, w)
+                batch.write(ws, w)
                 continue
             for place, (i, wide) in enumerate(zip(batch.views, batch.split(w), strict=True)):
                 how = rounding_of(self.views[i], self.views[i].step_value())
-                store(batch.ws[place], wide, compensation=(batch.compensations or {place: None})[place], **how)
+                store(ws[place], wide, compensation=(batch.compensations or {place: None})[place], **how)
         _count([self.views[i].step for i in grads])
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
@@ -117,13 +133,13 @@ class Foreach(Loop):
             row = _totals(batch, steps, rule)
             rows = found.setdefault(row.device, {})
             rows[number] = rows[number] + row if number in rows else row
-        return {device: torch.stack([*rows.values()]) for device, rows in found.items()}
+        return {device: torch.stack([rows[number] for number in sorted(rows)]) for device, rows in found.items()}
 
     def views_of_rows(self) -> dict[torch.device, list[int]]:
         """Return for each device and row of the sums the index of one of its views: they have the same placement."""
         rows: dict[torch.device, list[int]] = {}
         for batch in self._batches:
-            rows.setdefault(batch.ws[0].device, []).append(batch.views[0])
+            rows.setdefault(batch.ms[0].device, []).append(batch.views[0])
         return rows
 
 
@@ -131,31 +147,54 @@ class Foreach(Loop):
 
 
 def _batches(views: Sequence["ParamView"]) -> list[_Batch]:
-    """Return the parameters in batches."""
+    """Return the parameters in batches.
+
+    Which parameters are joined, and the order of batches, do not depend on which parameters have a state so far. So a
+    step inside backward, which makes a state for all, has the bits of an ordinary one.
+    """
     found: dict[Any, list[tuple[Any, ...]]] = {}
-    filled: dict[Any, int] = {}
+    shared = _overlapping([view.w for view in views])
     for i, view in enumerate(views):
         n, most = view.w.numel(), block_size(view.w.device)
         if view.w.device.type == "cpu":
             most = -(-most // 8)  # or each temporary is new memory from the system, beyond the caches
-        tensors = [x for x in (view.w, *view.state, view.compensation) if x is not None]
+        place = view.group, view.offset // most
+        tensors = _tensors_of(view)
         order = _order(tensors)
-        if order is None or n > most // 4:  # a large one has more work than calls
-            for part, pieces in enumerate(zip(*map(blocks, tensors), strict=True)):
-                found[i, part] = [(i, part, None, pieces[0].numel(), view.step, *pieces)]
+        if order is None or i in shared or n > most // 4:  # a large one has more work than calls
+            for part, (w, *pieces) in enumerate(zip(*map(blocks, tensors), strict=True)):
+                found[*place, view.param_id, part] = [(i, part, None, w.numel(), view.step, *pieces)]
             continue
         placement = getattr(view.param, "device_mesh", None), getattr(view.param, "placements", None)
-        kind = view.group, view.w.device, view.w.dtype, view.step.device, placement
-        filled[kind] = filled.get(kind, 0) + n
-        tensors = [_flat(x.detach(), order) for x in tensors]
-        found.setdefault((*kind, filled[kind] // most), []).append((i, 0, order, n, view.step, *tensors))
-    return [_batch(pieces) for pieces in found.values()]
+        kind = view.w.device, view.w.dtype, view.step.device, len(tensors), placement
+        flat = [_flat(x, order) for x in tensors[1:]]
+        found.setdefault((*place, -1, kind), []).append((i, 0, order, n, view.step, *flat))
+    return [_batch(found[key]) for key in sorted(found, key=lambda key: (*key[:3], str(key[3])))]
 
 
 def _batch(pieces: list[tuple[Any, ...]]) -> _Batch:
-    views, parts, orders, numels, steps, ws, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
-    repeats = torch.stack([torch.full((), n, device=ws[0].device) for n in numels])  # works in a CUDA graph
-    return _Batch(views, parts, [] if None in orders else orders, numels, repeats, steps, ws, ms, vs, *(rests or [[]]))
+    views, parts, orders, numels, steps, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
+    repeats = torch.stack([torch.full((), n, device=ms[0].device) for n in numels])  # works in a CUDA graph
+    return _Batch(views, parts, [] if None in orders else orders, numels, repeats, steps, ms, vs, *(rests or [[]]))
+
+
+def _tensors_of(view: "ParamView") -> list[Tensor]:
+    return [x for x in (view.w, *view.state, view.compensation) if x is not None]
+
+
+def _overlapping(tensors: Sequence[Tensor]) -> set[int]:
+    """Return the indices of tensors that may share memory: joined, one of them would overwrite the other's update."""
+    found: set[int] = set()
+    ends: dict[torch.device, tuple[int, int]] = {}  # where memory in use ends so far, and by whom
+    spans = [(x.data_ptr(), i) for i, x in enumerate(tensors) if type(x) in PLAIN and x.numel()]
+    for start, i in sorted(spans):
+        x = tensors[i]
+        last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
+        end, other = ends.get(x.device, (0, i))
+        if start < end:
+            found |= {i, other}
+        ends[x.device] = max((end, other), (start + (last + 1) * x.element_size(), i))
+    return found
 
 
 def _order(tensors: list[Tensor]) -> tuple[int, ...] | None:
@@ -191,6 +230,8 @@ def _totals(batch: _Batch, steps: Scalar, rule: Delayed) -> Tensor:
     """Return the sum of the powers of what gamma normalises, and how many count."""
     flags, v = rule.flags, _joined(batch.vs)
     dtype = scalar_dtype(v.device)
+    if flags.bias_correction and not isinstance(steps, Tensor) and steps == 0:
+        return torch.zeros(2, dtype=dtype, device=v.device)
     size, eps = v.sqrt(), batch.spread(rule.eps * rule.root(steps))
     unit = max(1.0, rule.eps) if flags.norm_of_step else 1.0  # as in Delayed.sums
     if flags.norm_of_step:  # eta r, in which the roots cancel
@@ -202,12 +243,13 @@ def _totals(batch: _Batch, steps: Scalar, rule: Delayed) -> Tensor:
         x = size.add_(eps).reciprocal_()
         if flags.active_only:
             x.mul_(v.sign())
-    known = indicator(steps > 0, steps) if flags.bias_correction else 1.0
     root = 1.0 if flags.norm_of_step else rule.root(steps)
     split = batch.split if isinstance(steps, Tensor) else lambda x: [x]  # one number for all, or one for each
-    totals = _power_sums(split(x), flags.norm, dtype) * (root * known / unit) ** flags.norm
+    totals = _power_sums(split(x), flags.norm, dtype) * (root / unit) ** flags.norm
     counts = _power_sums(split(torch.sign(v, out=x)), 1, dtype) if flags.active_only else batch.repeats.to(dtype)
-    return torch.stack([totals.sum(), (counts * known).sum()])
+    if flags.bias_correction and isinstance(steps, Tensor):
+        totals, counts = (torch.where(steps > 0, each, 0.0) for each in (totals, counts))
+    return torch.stack([totals.cumsum(0)[-1], counts.sum()])  # one by one, so that a 0 changes no bit
 
 
 def _power_sums(xs: list[Tensor], norm: int, dtype: torch.dtype) -> Tensor:
@@ -254,7 +296,10 @@ def _move(batch: _Batch, w: Tensor, m: Tensor, size: Tensor, steps: Scalar, rule
     size.add_(batch.spread(rule.eps * root))
     if active is not None:
         size.div_(active)  # infinite, so that the rate is 0
-    w.addcdiv_(m, size.div_(batch.spread(rule.lr * gamma * root / correction)), value=-1)
+    scale = rule.lr * gamma * root / correction
+    if flags.bias_correction and isinstance(steps, Tensor):
+        scale = torch.where(steps > 0, scale, 1.0)  # nor does a gamma that is NaN
+    w.addcdiv_(m, size.div_(batch.spread(scale)), value=-1)
 
 
 def _bounded(batch: _Batch, g: Tensor, size: Tensor, steps: Scalar, rule: Delayed) -> Tensor:
