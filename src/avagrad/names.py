@@ -4,6 +4,7 @@ import difflib
 import importlib
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
 from typing import Any, TypeVar
@@ -52,6 +53,10 @@ def imported(what: str, kind: str, text: str) -> Any:
     module, _, name = text.partition(":")
     if not module or not name or module.endswith(".py"):
         raise ValueError(f"{what} is {text!r}, but must be module:{kind}, such as train:{what}, without .py.")
+    if "/" in module or module.startswith("."):
+        raise ValueError(
+            f"{what} is {text!r}, but a module is not a path: from its folder, write package.module:{kind}."
+        )
     if os.getcwd() not in sys.path:
         sys.path.insert(0, os.getcwd())  # as python -m does
     try:
@@ -61,7 +66,22 @@ def imported(what: str, kind: str, text: str) -> Any:
         if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
             why = f"there is no module {module!r} here or on the path"
         raise ValueError(f"{what} is {text!r}, but {why}.") from error
+    except Exception as error:
+        said = " ".join(f"{type(error).__name__}: {error}".split())
+        raise ValueError(
+            f"{what} is {text!r}, but {module!r} cannot be imported: {said} ({_place_of(error)})."
+        ) from error
     try:
         return attrgetter(name)(found)
     except AttributeError:
         raise ValueError(f"{what} is {text!r}, but {module!r} has no {name!r}.") from None
+
+
+def _place_of(error: Exception) -> str:
+    """Return the file and line of an import's error: the last ones outside of installed packages."""
+    if isinstance(error, SyntaxError) and error.filename:
+        return f"{error.filename}:{error.lineno}"
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if not frame.filename.startswith("<")]
+    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
+    last = (own or frames)[-1]
+    return f"{last.filename}:{last.lineno}"

@@ -12,7 +12,7 @@ from short_runs import StopAt
 from typer.testing import CliRunner
 
 import avagrad
-from avagrad.cli import app
+from avagrad.cli import app, main
 from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.methods import METHODS
@@ -147,7 +147,7 @@ def test_resume_continues_with_a_training_and_an_ensemble(tmp_path: Path) -> Non
 def test_resume_names_what_is_no_run(tmp_path: Path) -> None:
     done = avagrad_command("resume", str(tmp_path))
     assert done.returncode == 2
-    assert f"{tmp_path / 'config.json'} cannot be read" in done.stderr
+    assert f"'{tmp_path}' has no config.json, so there is no run in it to resume." in done.stderr
     (tmp_path / "config.json").write_text('{"config": {"task": "synthetic"}}')
     assert "is not from a training or an ensemble" in avagrad_command("resume", str(tmp_path)).stderr
 
@@ -186,3 +186,11 @@ def test_without_typer_the_command_says_what_to_install() -> None:
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
     assert "needs typer: pip install 'avagrad[lab]'" in done.stderr
+
+
+def test_a_report_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "avagrad.report.page", None)  # importing it raises ModuleNotFoundError
+    with pytest.raises(SystemExit):
+        main(["report", "."])
+    said = "error: a report needs avagrad.report.page, which is not installed: pip install 'avagrad[lab]'.\n"
+    assert capsys.readouterr().err == said

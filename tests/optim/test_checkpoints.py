@@ -118,11 +118,12 @@ def test_an_adam_state_can_be_loaded(name: str, amsgrad: bool, dtype: torch.dtyp
     adam = torch.optim.Adam(params, lr=0.003, amsgrad=amsgrad)
     train(adam, params, grads[:5])
     opt = optimizer_class(name)(params, lr=0.7, eps=0.01, weight_decay=0.02)
-    with pytest.warns(UserWarning, match="from another optimizer"):
+    with pytest.warns(UserWarning, match="from another optimizer") as warned:
         opt.load_state_dict(through_file(adam.state_dict()))
     group = opt.param_groups[0]
     adopted = (0.003, 0.01, 0.0) if name == "AvaStep" else (0.7, 0.01, 0.02)  # what Adam's mean is what AvaStep's mean
     assert (group["lr"], group["eps"], group["weight_decay"]) == adopted
+    assert ("Not used: max_exp_avg_sq." in str(warned[0].message)) == amsgrad
     assert "amsgrad" not in group
     for p in params:
         assert set(opt.state[p]) == {"step", "exp_avg", "exp_avg_sq"}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from avagrad.report.comparable import comparable_sweeps
 from avagrad.report.figures import budgets, heat_maps, sweeps
 from avagrad.report.figures.heat_maps import HeatMap
 from avagrad.report.findings import findings
@@ -209,3 +210,15 @@ def test_studies_of_different_objectives_share_no_scale(tmp_path: Path) -> None:
     collection = collect(tmp_path)
     assert [chart.title for chart in budgets.numbers(collection)] == ["a, c", "b"]
     assert {drawn.name: drawn.title for drawn in heat_maps.numbers(collection)} == {"a": "a, c", "c": "a, c", "b": "b"}
+
+
+def test_searches_of_other_modules_are_apart(tmp_path: Path) -> None:
+    """In a folder for all: functions of one module may be compared, of several modules not."""
+    for name in ("lstm:objective", "cnn:objective", "cnn:objective-2"):
+        search(tmp_path / name.replace(":", "-"), name=name)
+        (tmp_path / name.replace(":", "-") / "a.journal").rename(tmp_path / f"{name.replace(':', '-')}.journal")
+    groups = comparable_sweeps(collect(tmp_path).sweeps)
+    assert sorted(sorted(sweep.name for sweep in group) for _, group in groups) == [
+        ["cnn:objective", "cnn:objective-2"],
+        ["lstm:objective"],
+    ]

@@ -3,6 +3,7 @@
 import contextlib
 import functools
 import json
+import linecache
 import math
 import os
 import re
@@ -45,6 +46,7 @@ from avagrad.tune.workers.base import WorkerError
         ({"lr": []}, "lr is [], but must have at least one value."),
         ({"lr": None}, "lr and eps are not given, but at least one of them must be an axis, or optimizer a name."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
+        ({"lr": None, "optimizer": int}, "optimizer is <class 'int'>, but must be a name, such as 'avastep'."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
         ({"start_eps": 0.1}, "start_eps is 0.1, but must be None without an eps axis."),
@@ -102,6 +104,28 @@ def test_an_objective_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     monkeypatch.chdir(tmp_path)
     assert len(tune(lambda trial: 1.0, method="grid", lr=[1, 2], name="flat").trials) == 2
     assert [path.name for path in (tmp_path / "runs").glob("*.journal")] == ["flat.journal"]
+
+
+def test_an_objective_whose_code_has_changed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    """Results of the code before are used, and the warning says so; a function that never worked may be mended."""
+
+    def search(body: str) -> float:
+        (tmp_path / "edited.py").write_text(f"def objective(trial):\n    {body}\n")
+        linecache.checkcache()
+        found: dict[str, Any] = {}
+        exec(compile((tmp_path / "edited.py").read_text(), str(tmp_path / "edited.py"), "exec"), found)
+        best = tune(found["objective"], method="grid", lr=[1, 2], retries=0, storage=tmp_path / "a.journal").best
+        assert best is not None
+        return best.value
+
+    with pytest.raises(TuningError):
+        search("raise ValueError")
+    assert search("return 5.0") == 5
+    assert search("return 5.0") == 5
+    assert not recwarn.list
+    for body in ("return 1.0", "return 1.0", "return 5.0"):
+        with pytest.warns(UserWarning, match=r":objective has changed since its study in .*a\.journal"):
+            assert search(body) == 5
 
 
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
@@ -397,7 +421,8 @@ def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
         write_half_a_line(path)  # as another process that is killed
         return lr_only(trial)
 
-    result = tune(objective, method="separable", lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
+    with pytest.warns(UserWarning, match="has changed since its study"):
+        result = tune(objective, method="separable", lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
     assert [record.lr for record in result.trials] == [1, 2, 3, 4]
     assert all(json.loads(line) for line in path.read_text().splitlines())
 
@@ -620,7 +645,8 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
     assert storages.PATIENCE / 2 < clock.now - 1000 <= storages.PATIENCE
     assert done[-1] == 2
     server.start()
-    result = tune(lr_only, method="separable", lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
+    with pytest.warns(UserWarning, match="has changed since its study"):
+        result = tune(lr_only, method="separable", lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
     assert len(result.trials) == 8
 
 

@@ -384,6 +384,15 @@ def test_a_lucky_first_seed_is_found_out() -> None:
     assert (now.done, now.pick) == (True, Cell(2.0, None))
 
 
+@pytest.mark.parametrize("values", [[1e-3, 1e-2], [1e-4, 1e-3, 1e-2]], ids=str)
+def test_an_axis_is_not_extended_where_all_values_are_level(values: list[float]) -> None:
+    space = Space(axis(values, "lr"), axis(values, "eps"))
+    known = {cell: Score(1.0) for cell in space.cells()}
+    found = plan("lines", space, known, start=space.start(), extend=True)
+    assert found.done
+    assert found.space == space
+
+
 def test_an_axis_is_extended_where_the_pick_is_at_its_end() -> None:
     space = Space(axis("0.1:10:5", "lr"), axis("1e-4:1:5", "eps"))
 

@@ -59,6 +59,8 @@ def avagrad(*arguments: str, cwd: Path) -> str:
 @pytest.fixture
 def project(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(OBJECTIVE)
+    (tmp_path / "raising.py").write_text("import json\n\nopen('nowhere.csv')\n")
+    (tmp_path / "unparsable.py").write_text("def objective(trial)\n")
     return tmp_path
 
 
@@ -225,7 +227,8 @@ def test_a_failure_stays_when_the_next_search_is_on_another_grid(
 
 def test_a_dry_run_runs_nothing(project: Path) -> None:
     told = avagrad(*SEARCH, "--dry-run", "--seeds", "2", cwd=project)
-    assert told.endswith("at most 22 trials if no neighbour is better, of 70; first the line over lr at eps 0.1\n")
+    unless = "if no neighbour is better and no axis is extended"
+    assert told.endswith(f"at most 22 trials {unless}, of 70; first the line over lr at eps 0.1\n")
     told = avagrad("sweep", "digits", "--method", "grid", "--dry-run", cwd=project)
     assert "grid: at most 441 trials" in told
     assert not (project / "a").exists()
@@ -236,6 +239,11 @@ WRONG = {
     "tune mine": "objective is 'mine', but must be module:function",
     "tune mine.py:objective": "objective is 'mine.py:objective', but must be module:function",
     "tune nowhere:objective --lr 1,2": "there is no module 'nowhere'",
+    "tune ../mine:objective --lr 1,2": "a module is not a path: from its folder, write package.module:function",
+    "tune sub/mine:objective --lr 1,2": "a module is not a path",
+    "tune raising:objective --lr 1,2": "'raising' cannot be imported: FileNotFoundError: [Errno 2] No such file or "
+    "directory: 'nowhere.csv' ({project}/raising.py:3).",
+    "tune unparsable:objective --lr 1,2": "(unparsable.py, line 1) ({project}/unparsable.py:1).",
     "tune mine:nothing --lr 1,2": "'mine' has no 'nothing'",
     "tune mine:objective": "lr and eps are not given, but at least one of them must be an axis",
     "tune mine:objective --lr 3:1:5": "must have its low end",
@@ -268,7 +276,7 @@ def test_what_is_wrong_is_said_in_a_sentence(
     assert end.value.code == 2
     last = capsys.readouterr().err.splitlines()[-1]
     assert last.startswith("error: ")
-    assert WRONG[typed] in last
+    assert WRONG[typed].replace("{project}", str(project)) in last
 
 
 @pytest.mark.slow

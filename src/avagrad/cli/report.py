@@ -33,8 +33,11 @@ def report(
 
     The page needs no network. Its figures (PNG, SVG) and tables (Markdown, CSV) are written next to it.
     """
-    from avagrad.report.page import write_report
-    from avagrad.report.reading import collect
+    try:
+        from avagrad.report.page import write_report
+        from avagrad.report.reading import collect
+    except ModuleNotFoundError as error:
+        raise ValueError(f"a report needs {error.name}, which is not installed: pip install 'avagrad[lab]'.") from error
 
     if dry_run:
         found = collect(folder)

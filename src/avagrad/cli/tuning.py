@@ -169,7 +169,8 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
     for line in space.axes:
         typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
     count = first.at_most * search["seeds"]
-    rest = "" if search["method"] == "grid" else f" if no neighbour is better, of {len(space) * search['seeds']}"
+    unless = "no neighbour is better" + (" and no axis is extended" if search["method"] == "lines" else "")
+    rest = "" if search["method"] == "grid" else f" if {unless}, of {len(space) * search['seeds']}"
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")
 
 

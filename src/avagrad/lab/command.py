@@ -54,6 +54,8 @@ def run(task: str, given: Mapping[str, Any], callback: Callback | None = None) -
 def resume_run(folder: str | Path, callback: Callback | None = None) -> dict[str, Any]:
     """Resume the training or the ensemble in a folder, and return the content of its ``result.json``."""
     place = RunFolder(Path(folder))
+    if not (place.path / CONFIG).is_file():
+        raise ValueError(f"{str(folder)!r} has no {CONFIG}, so there is no run in it to resume.")
     written = place.read_json(CONFIG).get("config")
     if not isinstance(written, dict) or "optimizer" not in written:
         raise ValueError(f"{place.path / CONFIG} is not from a training or an ensemble, and cannot be resumed.")

@@ -2,6 +2,7 @@
 
 import warnings
 from collections.abc import Callable
+from itertools import chain
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -53,20 +54,24 @@ def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[
     finally:
         for handle in handles:
             handle.remove()
-    _warn_foreign(opt, state_dict["param_groups"])
+    _warn_foreign(opt, state_dict)
 
 
-def _warn_foreign(opt: "RuleOptimizer", groups: list[Group]) -> None:
+def _warn_foreign(opt: "RuleOptimizer", loaded: StateDict) -> None:
     """Warn about what was loaded from another optimizer's state."""
+    groups = loaded["param_groups"]
     reasons = [reason for group in groups if (reason := opt._foreign_reason(group))]
     if not reasons:
         return
     adopted = [item for group in groups for item in opt._adopted(group).items()]
     also = "".join(f", {key}={value!r}" for key, value in dict(adopted).items())
+    wanted = {"step", *chain.from_iterable(opt._state_tensors(group) for group in opt.param_groups)}
+    unused = dict.fromkeys(key for values in loaded["state"].values() for key in values if key not in wanted)
+    dropped = f" Not used: {', '.join(map(str, unused))}." if unused else ""
     lr = " Loading a scheduler's state as well restores that optimizer's lr: make a new scheduler, or set its base_lrs."
     warnings.warn(
         f"{type(opt).__name__}: the loaded state is from another optimizer ({reasons[0]}). Its moments and step counts"
-        f"{also} are loaded; all other hyper-parameters are kept.{'' if adopted else lr}",
+        f"{also} are loaded; all other hyper-parameters are kept.{dropped}{'' if adopted else lr}",
         stacklevel=4,
     )
 

@@ -235,8 +235,9 @@ def comparable_sweeps(sweeps: Sequence[Sweep]) -> list[tuple[str, list[Sweep]]]:
 
 
 def _sweep_key(sweep: Sweep) -> Hashable:
-    # If nothing is known of the settings, what is in one folder was put there to be compared.
-    where = "" if sweep.task else str(PurePath(sweep.place).parent)
+    # If nothing is known of the settings, what is in one folder was put there to be compared, unless it is of functions
+    # of several modules.
+    where = "" if sweep.task else (str(PurePath(sweep.place).parent), sweep.name.rpartition(":")[0])
     return where, sweep.direction, sweep.measure, _key(sweep.config, sweep.about)
 
 

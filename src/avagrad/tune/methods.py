@@ -182,10 +182,12 @@ class _Lines:
         )
 
     def _extends(self, *names: str, pick: Cell) -> bool:
-        """Extend the axes that have the pick at an end, as far as allowed; return whether one was extended."""
+        """Extend the axes at whose end the pick is the best, as far as allowed; return whether one was extended."""
         before = self.space
         for name in names:
-            longer = self.space.extended(name, pick) if self.extensions[name] else self.space
+            near = [cell for cell in self._around(name, pick, 1, 1) if cell != pick]
+            is_tied = all(cell in self.known and self.known[cell].rank == self.known[pick].rank for cell in near)
+            longer = self.space.extended(name, pick) if self.extensions[name] and not is_tied else self.space
             self.extensions[name] -= longer != self.space
             self.space = longer
         return self.space != before

@@ -225,6 +225,8 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
     if optimizer is not None and (lr is None or eps is None):
+        if not isinstance(optimizer, str):
+            raise TypeError(f"optimizer is {optimizer!r}, but must be a name, such as 'avastep'.")
         if optimizer.lower() not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
             raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")

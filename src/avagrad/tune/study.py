@@ -15,6 +15,7 @@ take, renew, finish and reclaim points at any moment, and may be killed at any m
 """
 
 import contextlib
+import hashlib
 import json
 import os
 from collections import Counter
@@ -42,6 +43,7 @@ from avagrad.tune.optuna_trials import (
     LOST,
     SEARCH,
     SECONDS,
+    SOURCES,
     Snapshot,
     is_first,
     new_trial,
@@ -237,6 +239,22 @@ class Study:
                     self.storage.set_study_user_attr(self.id, SEARCH, dict(search))
 
         self._patiently(write)
+
+    def note_source(self, source: str) -> bool:
+        """Write down the source code of the objective; return whether there are results of another one."""
+        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
+        known: list[str] = []
+
+        def write() -> None:
+            nonlocal known
+            with self._errors():
+                stored = self.storage.get_study_user_attrs(self.id).get(SOURCES, [])
+                known = [each for each in stored if each != digest] if self.snapshot().records else []
+                if [*known, digest] != stored:
+                    self.storage.set_study_user_attr(self.id, SOURCES, [*known, digest])
+
+        self._patiently(write)
+        return bool(known)
 
     # --- queueing ---
 

@@ -1,10 +1,12 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
 import functools
+import inspect
 import os
 import re
 import shutil
 import sys
+import warnings
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +17,7 @@ from avagrad.tune.loop import SearchLoop
 from avagrad.tune.methods import METHODS
 from avagrad.tune.result import Progress, Result
 from avagrad.tune.space import Space, Values, axes_of
-from avagrad.tune.storage import is_url
+from avagrad.tune.storage import described, is_url
 from avagrad.tune.study import DIRECTIONS, Study, pruner_named
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers.base import Job, WorkerPool
@@ -129,6 +131,12 @@ def tune(
     if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
+    if (source := _source_of(objective)) and study.note_source(source):
+        warnings.warn(
+            f"{called} has changed since its study in {described(where)} began. Earlier results are kept and used: to "
+            "start anew, name another storage.",
+            stacklevel=2,
+        )
     pool: WorkerPool
     if together is not None:
         pool = Batched(together, study, lease=lease)
@@ -186,6 +194,14 @@ def _name_of(objective: object) -> str:
         script = getattr(sys.modules.get("__main__"), "__file__", None)
         module = Path(script).stem if script and script != "<stdin>" else "main"
     return f"{module}:{getattr(named, '__qualname__', 'objective')}"
+
+
+def _source_of(objective: object) -> str | None:
+    """Return the source code of a function, None if there is none to read."""
+    try:
+        return inspect.getsource(objective) if inspect.isfunction(objective) else None
+    except (OSError, TypeError):
+        return None
 
 
 def _terminal_line() -> Callable[[Progress], object]:
