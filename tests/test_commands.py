@@ -19,6 +19,7 @@ LANGUAGES = {"sh", "bash", "python", "py", "text", "bibtex"}
 OURS = ("avagrad ", "python ", "torchrun ", "make ")
 # Run as they stand, each in well under 20 s; what they write is in a folder of the test's own.
 QUICK = {
+    "avagrad report runs/mine.journal",
     "avagrad list",
     "avagrad train digits",
     "avagrad train digits --optimizer avagrad --lr 1 --eps 0.1 --out runs/x",

@@ -311,3 +311,16 @@ def test_names_say_what_differs_and_never_a_folder(tmp_path: Path) -> None:
         assert f"{name}: " in before, name
     figures = before.partition("How the best lr moves with eps")[2]
     assert not re.search("one/|two|three|four|decoupled", figures.replace("two lines", "").replace("Two lines", ""))
+
+
+def test_one_study_has_a_page_of_its_own(tmp_path: Path) -> None:
+    for name in ("mine", "unrelated"):
+        write_records(tmp_path / f"{name}.jsonl", [Record(lr, 0.1, 0, value=lr) for lr in (0.1, 1.0)])
+    report = write_report(tmp_path / "mine.jsonl")
+    assert (report.page, report.figures) == (tmp_path / "mine.html", tmp_path / "mine-files")
+    text = report.page.read_text()
+    assert "mine" in text
+    assert "unrelated" not in text
+    (tmp_path / "text.txt").write_text("")
+    with pytest.raises(ValueError, match=r"text.txt', which is a file, but must be a folder or a \.journal or \.jsonl"):
+        write_report(tmp_path / "text.txt")

@@ -106,7 +106,7 @@ def test_thinning_keeps_the_first_and_the_last(tmp_path: Path, count: int) -> No
 def test_an_odd_config_still_has_a_title() -> None:
     assert method_title({"optimizer": None}) == ""
     assert method_title({"optimizer": ["x"], "optimizer_options": 3}) == "['x']"
-    with pytest.raises(ValueError, match="does not exist, but must be a folder"):
+    with pytest.raises(ValueError, match=r"does not exist, but must be a folder or a \.journal or \.jsonl file"):
         collect("/nowhere/at/all")
 
 

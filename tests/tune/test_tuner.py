@@ -17,7 +17,7 @@ from collections import Counter
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import pytest
@@ -131,6 +131,20 @@ def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
     kept = tune(objective, lr="0.01:10:4", extend=False, storage=tmp_path / "b.journal")
     assert kept.best is not None
     assert (kept.best.lr, kept.extended, kept.at_ends) == (10, (), ("lr",))
+
+
+@pytest.mark.parametrize("ignored", ["lr", "eps"])
+@pytest.mark.parametrize("method", ["lines", "grid"])
+def test_an_objective_that_ignores_one_of_both_is_noticed(
+    ignored: str, method: Literal["lines", "grid"], tmp_path: Path
+) -> None:
+    used = "eps" if ignored == "lr" else "lr"
+    options: dict[str, Any] = {"lr": "1e-3:1:4", "eps": "1e-4:1:5", "method": method, "seeds": 2, "extend": False}
+    result = tune(
+        lambda trial: abs(math.log10(getattr(trial, used)) + 1.5) + trial.seed, storage=tmp_path / "a", **options
+    )
+    assert f"values of {ignored} give the same there: does the objective use trial.{ignored}?" in result.summary()
+    assert f"trial.{used}?" not in result.summary()
 
 
 def test_an_objective_that_ignores_its_trial_is_noticed(tmp_path: Path) -> None:

@@ -24,7 +24,9 @@ _NAMED = 10  # problems that are listed
 
 @app.command()
 def report(
-    folder: Annotated[Path, typer.Argument(help="a folder with runs, sweeps, records, measurements")],
+    folder: Annotated[
+        Path, typer.Argument(help="a folder with runs, sweeps, records, measurements; or one study (.journal)")
+    ],
     out: Annotated[Path | None, typer.Option(help="file of the page; default: report.html in the folder")] = None,
     show: _Open = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="print the folder's contents, write nothing")] = False,

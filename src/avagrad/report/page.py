@@ -65,16 +65,19 @@ class Report:
 def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | None = None) -> Report:
     """Write the page of a folder, and its figures and tables into a folder next to it.
 
-    ``out`` is the page's file, ``report.html`` in the folder by default. What cannot be read or drawn is listed at the
+    ``out`` is the page's file, by default ``report.html`` in the folder; for a study or a file of records alone, a file
+    of its name next to it. What cannot be read or drawn is listed at the
     end of the page.
 
     >>> write_report("nowhere")
     Traceback (most recent call last):
     ...
-    ValueError: folder is 'nowhere', which does not exist, but must be a folder.
+    ValueError: folder is 'nowhere', which does not exist, but must be a folder or a .journal or .jsonl file.
     """
     collection = collect(folder)
-    page = Path(folder, PAGE) if out is None else Path(out)
+    is_file = Path(folder).is_file()
+    usual = Path(folder).with_suffix(".html") if is_file else Path(folder, PAGE)
+    page = usual if out is None else Path(out)
     if page.suffix.lower() not in (".html", ".htm") or (page.exists() and (page.is_symlink() or not page.is_file())):
         raise ValueError(f"out is {str(page)!r}, but must be a file to write the page to, such as report.html.")
     figures = page.with_name(OUTPUT if page.name == PAGE else f"{page.stem}-files")
@@ -94,7 +97,9 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         write_atomic(figures / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
     lines = tuple(_try("findings", problems, partial(findings, collection)) or ())
     collection = replace(collection, problems=(*collection.problems, *problems))
-    to_files = Path(os.path.relpath(Path(folder).resolve(), page.resolve().parent))
+    to_files = Path(
+        os.path.relpath((Path(folder).parent if is_file else Path(folder)).resolve(), page.resolve().parent)
+    )
     text = _Page(collection, parts, lines, to_files, Path(figures.name)).text()
     write_atomic(page, lambda file: file.write(text.encode()))
     return Report(page, lines, figures, tuple(figures / name for name in made), collection.problems)

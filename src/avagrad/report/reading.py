@@ -31,6 +31,7 @@ OUTPUT = "report-files"  # next to the page, and never read
 _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
+FILES = (".journal", ".jsonl")  # that may be read alone
 _NAMED = 5  # bad lines of a file that are named one by one
 _USUAL = {"betas", "momentum"}  # options that are not part of a method's title
 
@@ -212,7 +213,7 @@ def method_title(config: Mapping[str, Any]) -> str:
 
 
 def collect(folder: str | os.PathLike[str]) -> Collection:
-    r"""Read all that a folder and the folders in it hold.
+    r"""Read all that a folder and the folders in it hold; or one study, or one file of records.
 
     A folder with ``config.json`` is a run, an ensemble or the synthetic problem; a ``.journal`` is a study, whose runs
     (the folders ``runs`` and ``ensembles`` next to it) are not shown by themselves; another ``.jsonl`` holds records.
@@ -225,10 +226,16 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
     ([0.1], 'mine.jsonl: line 2: the last line does not end with a line break, so it is half-written, ...')
     """
     root = Path(folder)
+    if root.is_file() and root.suffix in FILES:
+        reader = _Reader(root.parent, root.name)
+        reader.read_folder(root.parent, [root.name])
+        return reader.collection()
     if not root.is_dir():
         is_there = "is a file" if root.exists() else "does not exist"
-        raise ValueError(f"folder is {str(folder)!r}, which {is_there}, but must be a folder.")
-    reader = _Reader(root)
+        raise ValueError(
+            f"folder is {str(folder)!r}, which {is_there}, but must be a folder or a {' or '.join(FILES)} file."
+        )
+    reader = _Reader(root, root.resolve().name)
     for place, names in _walked(root):
         reader.read_folder(place, names)
     return reader.collection()
@@ -264,14 +271,14 @@ def _walked(root: Path) -> Iterator[tuple[Path, list[str]]]:
 class _Reader:
     """Reads one folder after the other, and keeps what it finds."""
 
-    def __init__(self, root: Path) -> None:
-        self.root = root
+    def __init__(self, root: Path, name: str) -> None:
+        self.root, self.name = root, name
         self.found: dict[str, list[Any]] = defaultdict(list)
         self.problems: list[Problem] = []
 
     def collection(self) -> Collection:
         found = {kind: tuple(things) for kind, things in self.found.items()}
-        return Collection(self.root.resolve().name, **found, problems=tuple(self.problems))
+        return Collection(self.name, **found, problems=tuple(self.problems))
 
     def read_folder(self, place: Path, names: Sequence[str]) -> None:
         if CONFIG in names:

@@ -1,5 +1,6 @@
 """The progress and the result of a search."""
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from avagrad.tune.records import Record
@@ -105,7 +106,7 @@ class Result:
         if count > 1 and len({record.value for record in self.trials}) == 1:
             parts.append("All trials have the same value: does the objective use the lr and eps of the trial?")
         elif self.separability is not None:
-            parts.append(self.separability.summary())
+            parts += [self.separability.summary(), *self._without_effect()]
         if self.extended:
             parts.append(f"The best was at an end, so the search was extended: {', '.join(self.extended)}.")
         if self.at_ends:
@@ -113,3 +114,12 @@ class Result:
         if self.failed:
             parts.append(failed)
         return " ".join(parts)
+
+    def _without_effect(self) -> Iterator[str]:
+        """Say of an axis whether all of its values are level at the best value of the other."""
+        for name, other in (("lr", "eps"), ("eps", "lr")):
+            line = [record for record in self.trials if getattr(record, other) == getattr(self.best, other)]
+            values = {getattr(record, name) for record in line}
+            by_seed = {(record.seed, record.value) for record in line}
+            if len(values) > 2 and len(by_seed) == len({record.seed for record in line}):
+                yield f"All {len(values)} values of {name} give the same there: does the objective use trial.{name}?"
