@@ -7,9 +7,10 @@ import sys
 import traceback
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
+from pathlib import Path
 from typing import Any, TypeVar
 
-__all__ = ["imported", "look_up", "nearest"]
+__all__ = ["imported", "look_up", "nearest", "place_of"]
 
 T = TypeVar("T")
 
@@ -69,7 +70,7 @@ def imported(what: str, kind: str, text: str) -> Any:
     except Exception as error:
         said = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{what} is {text!r}, but {module!r} cannot be imported: {said} ({_place_of(error)})."
+            f"{what} is {text!r}, but {module!r} cannot be imported: {said} ({place_of(error)})."
         ) from error
     try:
         return attrgetter(name)(found)
@@ -77,11 +78,18 @@ def imported(what: str, kind: str, text: str) -> Any:
         raise ValueError(f"{what} is {text!r}, but {module!r} has no {name!r}.") from None
 
 
-def _place_of(error: Exception) -> str:
-    """Return the file and line of an import's error: the last ones outside of installed packages."""
+def place_of(error: BaseException) -> str:
+    """Return the file and line where an error was raised: the last ones of the user's own code, if there are any.
+
+    >>> try:
+    ...     imported("objective", "function", "nowhere")
+    ... except ValueError as error:
+    ...     place_of(error).startswith("<doctest")
+    True
+    """
     if isinstance(error, SyntaxError) and error.filename:
         return f"{error.filename}:{error.lineno}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)[1:] if not frame.filename.startswith("<")]
-    own = [frame for frame in frames if not frame.filename.startswith((sys.prefix, sys.base_prefix))]
-    last = (own or frames)[-1]
-    return f"{last.filename}:{last.lineno}"
+    installed = sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<frozen "
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if not frame.filename.startswith(installed)]
+    return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"

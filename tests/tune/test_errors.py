@@ -291,6 +291,22 @@ def test_without_a_best_point_the_failures_have_their_reasons(tmp_path: Path) ->
     assert re.search(r"Without a result: lr=2 seed=0 \(objective raised ValueError: no", result.summary())
 
 
+def test_a_failure_has_the_line_of_the_objective(tmp_path: Path) -> None:
+    """Also if the error is raised in a library, or by a method of the trial."""
+
+    def objective(trial: Trial) -> float:
+        if trial.lr == 1:
+            json.loads("{")
+        elif trial.lr == 2:
+            trial.report(0.5, 3)  # type: ignore[arg-type]
+        return 0.0
+
+    result = tune(objective, method="grid", lr=[0.5, 1, 2], retries=0, storage=tmp_path / "a.journal")
+    first = objective.__code__.co_firstlineno
+    assert f"({__file__}:{first + 2})" in result.failed["lr=1 seed=0"]
+    assert f"({__file__}:{first + 4})" in result.failed["lr=2 seed=0"]
+
+
 def test_an_objective_that_leaves_here(tmp_path: Path) -> None:
     """In this process there is nobody else to go on: it ends, and the point is given back."""
 

@@ -13,6 +13,7 @@ from typing import Any
 from optuna.exceptions import StorageInternalError, UpdateFinishedTrialError
 
 from avagrad.checks import require_json
+from avagrad.names import place_of
 from avagrad.stopping import Stopped
 from avagrad.tune.held import Held
 from avagrad.tune.optuna_trials import DIED, GIVEN_BACK, Pruned
@@ -66,6 +67,9 @@ class Trial:
         self._last: tuple[int, float] | None = None
         self._written: tuple[int, float] | None = None
         self._wrote_at = -math.inf
+
+    def __repr__(self) -> str:
+        return f"Trial({self.key})"
 
     @property
     def optuna(self) -> Any:
@@ -193,7 +197,5 @@ def _described(error: BaseException) -> str:
     """Return an error as one line, with the file and line where it was raised."""
     if isinstance(error, TypeError) and "but must be a number" in str(error):
         return str(error).rstrip(".")
-    frames = traceback.extract_tb(error.__traceback__)
-    place = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     message = " ".join(str(error).split())
-    return f"objective raised {type(error).__name__}{': ' if message else ''}{message[:500]}{place}"
+    return f"objective raised {type(error).__name__}{': ' if message else ''}{message[:500]} ({place_of(error)})"
