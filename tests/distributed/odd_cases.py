@@ -10,7 +10,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.distributed.checkpoint.state_dict import _init_optim_state
 from torch.distributed.fsdp import FullyShardedDataParallel
-from torch.distributed.tensor import Replicate, Shard, distribute_tensor
+from torch.distributed.tensor import DTensor, Partial, Placement, Replicate, Shard, distribute_tensor
 from training import PATHS, mesh
 from wrapping import message_of
 
@@ -170,3 +170,56 @@ def copies_go_on_when_they_have_their_group() -> list[bool]:
         other.step()
         found.append(other.gamma() > 0)
     return found
+
+
+def trained_by_gradients_elsewhere(name: str, path: str, of_param: str, of_grad: str, spread: bool) -> list[Tensor]:
+    """Train with gradients whose placement is not their parameter's: they are redistributed before they are read."""
+    placed: dict[str, Placement] = {"r": Replicate(), "s0": Shard(0), "s1": Shard(1), "sum": Partial()}
+    params: list[Any] = [nn.Parameter(torch.ones(64, 4, dtype=torch.float64)) for _ in range(3)]
+    if spread:
+        here, n = mesh(dist.get_world_size()), dist.get_world_size()
+        params = [nn.Parameter(distribute_tensor(p.detach(), here, [placed[of_param]])) for p in params]
+    opt = getattr(avagrad, name)(params, lr=0.1, **PATHS[path])
+    for t in range(4):
+        g = torch.randn(64, 4, generator=torch.Generator().manual_seed(t), dtype=torch.float64)
+        for p in params:
+            if not spread:
+                p.grad = g.clone()
+            elif of_grad == "sum":
+                p.grad = DTensor.from_local(g / n, here, [Partial()])
+            else:
+                p.grad = distribute_tensor(g, here, [placed[of_grad]])
+        opt.step()
+    return [p.detach().full_tensor() if spread else p.detach() for p in params]
+
+
+def replicas_beside_an_empty_shard(path: str, dtype: torch.dtype) -> list[Tensor]:
+    """Train replicated parameters beside one of which this rank may hold nothing; return the replicas."""
+    here, rank = mesh(dist.get_world_size()), dist.get_rank()
+    places: list[tuple[tuple[int, ...], Placement]] = [((5,), Replicate()), ((10, 4), Shard(1)), ((7,), Replicate())]
+    params: list[Any] = [
+        nn.Parameter(distribute_tensor(torch.ones(shape, dtype=dtype), here, [how])) for shape, how in places
+    ]
+    opt = AvaGrad([{"params": [params[0]]}, {"params": params[1:]}], lr=0.1, weight_decay=0.3, **PATHS[path])
+    random = torch.Generator().manual_seed(rank)
+    for _ in range(20):
+        for p in params:
+            g = torch.randn(p.shape, generator=random, dtype=dtype)
+            p.grad = DTensor.from_local(g, here, [Partial()])
+        opt.step()
+    return [params[0].to_local().detach(), params[2].to_local().detach()]
+
+
+def moments_that_are_swapped(spread: bool) -> list[Tensor]:
+    """Reset a moment by torch.utils.swap_tensors, which leaves the object and replaces its memory."""
+    p: Any = nn.Parameter(torch.ones(4, 3, dtype=torch.float64))
+    if spread:
+        p = nn.Parameter(distribute_tensor(p.detach(), mesh(dist.get_world_size()), [Shard(0)]))
+    opt = AvaGrad([p], lr=0.1)
+    for t in range(6):
+        if t == 3:
+            torch.utils.swap_tensors(opt.state[p]["exp_avg"], torch.zeros_like(p.detach()))  # type: ignore[no-untyped-call]
+        p.grad = torch.ones_like(p)
+        opt.step()
+    found = [p.detach(), opt.state[p]["exp_avg"]]
+    return [x.full_tensor() for x in found] if spread else found

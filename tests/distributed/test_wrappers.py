@@ -16,8 +16,11 @@ from odd_cases import (
     first_steps_with_lr_zero,
     gammas_where_one_rank_is_asked,
     gammas_with_a_late_group,
+    moments_that_are_swapped,
     refusals,
+    replicas_beside_an_empty_shard,
     trained_after_a_swap,
+    trained_by_gradients_elsewhere,
     warm_up_from_zero,
 )
 from problems import DELAYED
@@ -162,6 +165,31 @@ def test_parameters_that_are_put_into_the_groups_later_are_seen(ranks: Pools, pa
     for got, found in ranks(2).run(trained_after_a_swap, path, True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
         assert found == pytest.approx(gammas, rel=1e-10)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("name", DELAYED)
+@pytest.mark.parametrize(("of_param", "of_grad"), [("r", "sum"), ("s0", "sum"), ("s0", "r"), ("s0", "s1"), ("r", "s0")])
+def test_gradients_with_another_placement(ranks: Pools, name: str, path: str, of_param: str, of_grad: str) -> None:
+    """What they are redistributed to lives until the step has read it."""
+    want = trained_by_gradients_elsewhere(name, path, of_param, of_grad, False)
+    for got in ranks(2).run(trained_by_gradients_elsewhere, name, path, of_param, of_grad, True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("path", PATHS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_replicas_are_the_same_where_a_rank_has_an_empty_shard(ranks: Pools, path: str, dtype: torch.dtype) -> None:
+    """Of 4 columns the last of 3 ranks has none. It takes the same backend, and the same order of collectives."""
+    first, *others = ranks(3).run(replicas_beside_an_empty_shard, path, dtype)
+    for other in others:
+        assert all(torch.equal(x, y) for x, y in zip(first, other, strict=True))
+
+
+def test_a_moment_whose_memory_is_replaced(ranks: Pools) -> None:
+    want = moments_that_are_swapped(False)
+    for got in ranks(2).run(moments_that_are_swapped, True):
+        torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-12)
 
 
 @pytest.mark.parametrize("n", [2, 4])

@@ -87,7 +87,7 @@ class Params:
         self._state_values = list(_state_values(opt))
         tensors = chain.from_iterable((view.param, view.step, *view.state, view.compensation) for view in self.views)
         self._addressed = [x for x in tensors if x is not None and type(x) in PLAIN]
-        self._addresses = self._current_addresses()
+        self._addresses = self._current_addresses(opt)
         self._freezable = [p for ps, rule in zip(self.params, rules, strict=True) if rule.counts_from_start for p in ps]
         self._frozen = [not p.requires_grad for p in self._freezable]
 
@@ -102,7 +102,7 @@ class Params:
             and all(_same(group["params"], known) for group, known in zip(groups, self.params, strict=True))
             and _layout(groups, rules) == self._layout
             and _same(list(_state_values(opt)), self._state_values)
-            and self._current_addresses() == self._addresses
+            and self._current_addresses(opt) == self._addresses
             and all(backend.fits() for backend in self.backends)
             and [not p.requires_grad for p in self._freezable] == self._frozen
         )
@@ -120,10 +120,12 @@ class Params:
         """Return the backend that moves a parameter, and the index of its view there."""
         return self._found.get(id(p))
 
-    def _current_addresses(self) -> list[int]:
+    def _current_addresses(self, opt: "RuleOptimizer") -> list[int]:
         addresses = list(map(Tensor.data_ptr, self._addressed))
         if self.has_dtensors:
-            addresses += [local_part(view.param).data_ptr() for view in self.views if is_dtensor(view.param)]
+            spread = [view.param for view in self.views if is_dtensor(view.param)]
+            states = (x for p in spread for x in opt.state.get(p, {}).values() if is_dtensor(x))
+            addresses += [local_part(x).data_ptr() for x in chain(spread, states)]
         return addresses
 
 

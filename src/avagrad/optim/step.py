@@ -76,11 +76,11 @@ class Step:
 
     def _collect_gradients(self) -> None:
         """Assign gradients to backends. If a kernel cannot read one, the loop moves the kernel's parameters."""
+        local: dict[int, Tensor | None] = {}
+        if self.params.has_dtensors:  # a gradient may be redistributed: by all ranks in the same order
+            local = {view.param_id: view.gradient() for view in self.params.views}
         for backend in self.params.backends:
-            if self.params.has_dtensors:
-                grads = [view.gradient() for view in backend.views]
-            else:
-                grads = [p.grad for p in backend.params]
+            grads = [local[view.param_id] for view in backend.views] if local else [p.grad for p in backend.params]
             if all(g is None for g in grads):
                 continue
             work = backend.prepare(grads)

@@ -95,11 +95,13 @@ def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
 
 
 def same_layout(x: Tensor, p: Tensor) -> bool:
-    """Return whether two tensors have the same layout in memory; the stride of a single element is ignored."""
+    """Return whether two tensors have the same layout in memory; strides that no element is reached by are ignored."""
     if x.shape != p.shape:
         return False
-    return x.stride() == p.stride() or all(
-        a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True)
+    return (
+        not p.numel()
+        or x.stride() == p.stride()
+        or all(a == b or n <= 1 for a, b, n in zip(x.stride(), p.stride(), p.shape, strict=True))
     )
 
 
@@ -108,6 +110,8 @@ def _on_triton(device: torch.device) -> bool:
 
 
 def _is_dense(p: Tensor) -> bool:
+    if not p.numel():  # as an empty shard: the ranks must choose the same backend
+        return True
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(p.stride(), p.shape, strict=True) if size > 1):
         if stride != expected:
@@ -191,22 +195,26 @@ class Fused(Backend):
         return super().fits() and layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
-        """Return the addresses of the gradients, 0 for none, and copies of those with another layout."""
+        """Return the addresses of the gradients, 0 for none, and the tensors at these addresses.
+
+        The step keeps these tensors until it has read them: a copy with another layout, or a gradient that was
+        redistributed over ranks, has no other owner.
+        """
         if type(torch.empty(0, device="cpu")) is not Tensor:
             return None  # a fake mode: tables sent now would have no memory
-        present, ws, known, copies = [g for g in grads if g is not None], self._tensors, self._layouts, []
+        present, ws, known = [g for g in grads if g is not None], self._tensors, self._layouts
         if len(present) != len(grads):
             ws = [w for w, g in zip(ws, grads, strict=True) if g is not None]
             known = layouts(ws)
         is_plain = set(map(type, present)) <= {*PLAIN} and not any(map(Tensor.is_neg, present))
         addresses = list(map(Tensor.data_ptr, present)) if is_plain and layouts(present) == known else [0]
         if not all(addresses):
-            copies = [x for g, w in zip(present, ws, strict=True) if (x := _laid_out(g, w)) is not None]
-            if len(copies) != len(present):
+            laid_out = [x for g, w in zip(present, ws, strict=True) if (x := _laid_out(g, w)) is not None]
+            if len(laid_out) != len(present):
                 return None
-            addresses = list(map(_address, copies))
+            present, addresses = laid_out, list(map(_address, laid_out))
         found = iter(addresses)
-        return (addresses if ws is self._tensors else [0 if g is None else next(found) for g in grads]), copies
+        return (addresses if ws is self._tensors else [0 if g is None else next(found) for g in grads]), present
 
     def move(self, grads: tuple[list[int], list[Tensor]], step: "Step") -> list[Tensor]:
         """Move every parameter that has a gradient; autograd does not see the writes."""
