@@ -133,8 +133,8 @@ class StepInBackward:
         if any(id(p) in self._moved for p in left):
             raise RuntimeError(
                 f"{self._owner}: a parameter that backward has already moved has a gradient again, set by hand, by "
-                "DistributedDataParallel (not supported), or by a second backward() before step(): call zero_grad() and "
-                "step()."
+                "DistributedDataParallel (not supported), or by a second backward() before step(): call zero_grad() "
+                "and step()."
             )
         for p in left:  # unfrozen since then, or with gradients from elsewhere
             step.move_one(p)
