@@ -26,6 +26,7 @@ from torch import Tensor
 
 from avagrad import AvaGrad
 from avagrad.optim.backends import fused as fused_backend
+from avagrad.optim.backends.loop import Loop
 
 NAN, INF = float("nan"), float("inf")
 HERE = "cpu"
@@ -506,6 +507,22 @@ def test_a_gradient_of_another_dtype_keeps_its_digits() -> None:
             opt.step()
         moments.append(opt.state[w]["exp_avg"])
     torch.testing.assert_close(*moments, rtol=1e-6, atol=0)
+
+
+def test_a_gradient_of_a_narrower_dtype_takes_the_kernel(monkeypatch: pytest.MonkeyPatch) -> None:
+    weights = []
+    for options in ({"foreach": False}, FUSED):
+        if options is FUSED:
+            monkeypatch.delattr(Loop, "_move")
+        w, other = torch.nn.Parameter(torch.ones(4, device=HERE)), torch.nn.Parameter(torch.ones(3, device=HERE))
+        w.grad_dtype = torch.bfloat16
+        opt = AvaGrad([w, other], **options)
+        for _ in range(3):
+            w.grad = torch.tensor([1.0, 2.0, 3.0, 4.0], dtype=torch.bfloat16, device=HERE)
+            other.grad = torch.ones_like(other)
+            opt.step()
+        weights.append(w.detach())
+    torch.testing.assert_close(*weights, rtol=1e-6, atol=0)
 
 
 def test_frozen_integers_of_a_quantised_model_do_not_take_the_kernels_away() -> None:

@@ -305,11 +305,14 @@ class Fused(Backend):
 
 
 def _laid_out(g: Tensor, w: Tensor) -> Tensor | None:
-    """Return a gradient in the layout of its parameter, copied if necessary; None if no kernel can read it."""
-    if g.layout != torch.strided or g.dtype != w.dtype or g.device != w.device:
+    """Return a gradient in the layout and dtype of its parameter, copied if necessary; None if digits would be lost."""
+    is_exact = torch.promote_types(g.dtype, w.dtype) == w.dtype
+    if g.layout != torch.strided or not is_exact or g.device != w.device:
         return None
     is_plain = type(g) in PLAIN and not g.is_neg() and (g.data_ptr() or not g.numel())
-    return g if is_plain and same_layout(g, w) else torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)
+    if is_plain and g.dtype == w.dtype and same_layout(g, w):
+        return g
+    return torch.empty_like(w, memory_format=torch.preserve_format).copy_(g)
 
 
 def _is_elsewhere(x: float | Tensor) -> bool:
