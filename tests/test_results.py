@@ -89,8 +89,8 @@ def test_the_table_of_equal_budgets_is_what_the_records_say(
     sweeps: dict[str, Sweep], title: str, folder: str, digits: int
 ) -> None:
     cells = row_of("docs/reproduce.md", title)
-    told = [re.match(r"([\d.]+) %? ?after (\d+)", cell) for cell in cells]
-    numbers = [(found[1], int(found[2])) for found in told if found is not None]
+    matches = [re.match(r"([\d.]+) %? ?after (\d+)", cell) for cell in cells]
+    numbers = [(found[1], int(found[2])) for found in matches if found is not None]
     fixed = [record for record in sweeps[f"{folder}/adam"].records if record.eps == 1e-8]
     there = tuple(sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/"))
     (chart,) = budgets.numbers(Collection("a", sweeps=there))

@@ -68,9 +68,9 @@ def imported(what: str, kind: str, text: str) -> Any:
             why = f"there is no module {module!r} here or on the path"
         raise ValueError(f"{what} is {text!r}, but {why}.") from error
     except Exception as error:
-        said = " ".join(f"{type(error).__name__}: {error}".split())
+        reason = " ".join(f"{type(error).__name__}: {error}".split())
         raise ValueError(
-            f"{what} is {text!r}, but {module!r} cannot be imported: {said} ({place_of(error)})."
+            f"{what} is {text!r}, but {module!r} cannot be imported: {reason} ({place_of(error)})."
         ) from error
     try:
         return attrgetter(name)(found)

@@ -237,8 +237,8 @@ def test_groups_and_parameters_that_cannot_be_are_rejected(ranks: Pools) -> None
 
 @pytest.mark.parametrize("path", PATHS)
 def test_autograd_notices_that_a_dtensor_has_moved(ranks: Pools, path: str) -> None:
-    for said in ranks(2).run(autograd_notices, path):
-        assert "modified by an inplace operation" in said
+    for message in ranks(2).run(autograd_notices, path):
+        assert "modified by an inplace operation" in message
 
 
 def test_copies_continue_when_they_have_their_group(ranks: Pools) -> None:

@@ -246,7 +246,7 @@ def my_rows() -> slice:
 
 
 def average_scale(net: Any) -> None:
-    """Average the gradient of the parameter that FSDP2 was told to ignore."""
+    """Average the gradient of the parameter that FSDP2 ignores."""
     dist.all_reduce(net.scale.grad)
     net.scale.grad /= dist.get_world_size()
 
@@ -348,7 +348,7 @@ COPIES: dict[str, Callable[[Any], Any]] = {
 def train_apart(job: Job, n: int, in_one_process: bool = False, copied_by: str = "") -> Outcome:
     """Train parameters that are dealt out to the ranks, one of which is late and has no gradients for some time.
 
-    In the middle the optimizer may be replaced by a copy, which has to be told the group again.
+    In the middle the optimizer may be replaced by a copy, which has to be given the group again.
     """
     params = parameters(job.dtype)
     owners = [i % n for i in range(len(params))]

@@ -192,5 +192,5 @@ def test_a_report_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys:
     monkeypatch.setitem(sys.modules, "avagrad.report.page", None)  # importing it raises ModuleNotFoundError
     with pytest.raises(SystemExit):
         main(["report", "."])
-    said = "error: a report needs avagrad.report.page, which is not installed: pip install 'avagrad[lab]'.\n"
-    assert capsys.readouterr().err == said
+    message = "error: a report needs avagrad.report.page, which is not installed: pip install 'avagrad[lab]'.\n"
+    assert capsys.readouterr().err == message

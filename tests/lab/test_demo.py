@@ -42,12 +42,12 @@ def test_the_demonstration_is_what_it_says() -> None:
 
 @pytest.mark.slow
 def test_all_kinds_run_and_are_not_run_again(tmp_path: Path) -> None:
-    told: dict[str, list[float]] = {}
+    reported: dict[str, list[float]] = {}
     todo = tiny_jobs()
-    assert run_jobs(todo, tmp_path, on_progress=lambda name, share: told.setdefault(name, []).append(share)) == {}
+    assert run_jobs(todo, tmp_path, on_progress=lambda name, share: reported.setdefault(name, []).append(share)) == {}
     assert all(job.is_done(tmp_path) for job in todo)
-    assert told.keys() == {job.name for job in todo}
-    assert all(shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares) for shares in told.values())
+    assert reported.keys() == {job.name for job in todo}
+    assert all(shares[0] == 0 and shares[-1] == 1 and shares == sorted(shares) for shares in reported.values())
     found = collect(tmp_path)
     assert (len(found.synthetics), len(found.sweeps), len(found.runs), found.problems) == (1, 2, 1, ())
     before = contents(tmp_path)
@@ -104,12 +104,12 @@ def test_ctrl_c_saves_and_says_how_to_continue(tmp_path: Path) -> None:
     try:
         until(metrics.exists)
         os.killpg(process.pid, signal.SIGINT)  # as a terminal does
-        _, said = process.communicate(timeout=30)
+        _, output = process.communicate(timeout=30)
     finally:
         process.kill()
     assert process.returncode == 130
-    assert "run it again to resume" in said
-    assert "Traceback" not in said
+    assert "run it again to resume" in output
+    assert "Traceback" not in output
     assert metrics.with_name("checkpoint.pt").exists()
 
 
@@ -184,8 +184,8 @@ def test_a_search_is_told_beside_its_grid() -> None:
     whole = {(lr, eps): 1 + abs(lr - 1) + abs(eps - 0.1) for lr in LRS for eps in EPSES}
     ring = {(lr, eps) for lr in (0.1, 1.0, 10.0) for eps in (0.01, 0.1, 1.0)}
     part = {(lr, eps): value for (lr, eps), value in whole.items() if lr == 1 or eps == 0.1 or (lr, eps) in ring}
-    *_, told = findings(Collection("x", sweeps=(sweep(whole), sweep(part, "search/a"))))
-    assert told == (
+    *_, finding = findings(Collection("x", sweeps=(sweep(whole), sweep(part, "search/a"))))
+    assert finding == (
         "The search for AvaGrad on digits: 13 trials found lr 1, eps 0.1: 1 % (the first ring confirmed it); "
         "the best of the grid's 25 is lr 1, eps 0.1: 1 %."
     )
@@ -197,8 +197,8 @@ def test_a_search_is_told_beside_its_grid() -> None:
 def test_methods_are_compared_by_their_means() -> None:
     errors = {"sgd": (2.0, 3.0), "adam": (1.0, 1.5), "avagrad": (1.0, 1.5), "adamw": (None, 2.0)}
     runs = tuple(a_run(name, seed, error) for name, both in errors.items() for seed, error in enumerate(both))
-    (told,) = findings(Collection("x", runs=runs))
-    assert told == (
+    (finding,) = findings(Collection("x", runs=runs))
+    assert finding == (
         "digits, test error, %, mean (sd): least Adam 1.25 (0.35, 2 seeds) and AvaGrad 1.25 (0.35, 2 seeds), "
         "next SGD 2.5 (0.71, 2 seeds), of 4 methods; without a result, or diverged: AdamW."
     )
@@ -211,8 +211,8 @@ def test_where_the_synthetic_problem_ended() -> None:
         for step in (1, 10)
     )
     config = {"runs": [{"w1": 0.0, "C": 999.0, "delta": 1.0}]}
-    (told,) = findings(Collection("x", synthetics=(Synthetic("synthetic", config, {}, rows),)))
-    assert told == (
+    (finding,) = findings(Collection("x", synthetics=(Synthetic("synthetic", config, {}, rows),)))
+    assert finding == (
         "The synthetic problem, w after 10 steps: from w = 0 (w* = 0.4995) Adam at 1.000, Delayed Adam at 0.500."
     )
 

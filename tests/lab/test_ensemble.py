@@ -418,9 +418,9 @@ def test_bad_input_is_answered_with_one_sentence(tmp_path: Path, capsys: pytest.
         ({"points": [(-1.0, 0.1, 0)]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"points": [(1.0, 0.1, -1)]}, "seed is -1, but must be a whole number of at least 0."),
     ]
-    for wrong, told in cases:
+    for wrong, message in cases:
         arguments: dict[str, Any] = {"points": [(0.1, 0.1, 0)], "out": tmp_path / "x"} | wrong
-        with pytest.raises(ValueError, match=told.replace(".", r"\.")):
+        with pytest.raises(ValueError, match=message.replace(".", r"\.")):
             train_ensemble(config, **arguments)
     with pytest.raises(ValueError, match="task is 'imagenet', but must be one that implements scores"):
         train_ensemble(dataclasses.replace(config, task="imagenet"), [(0.1, 0.1, 0)], tmp_path / "x")

@@ -70,8 +70,8 @@ def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -
             time.sleep(0.01)
         process.send_signal(signal.SIGKILL if kill else signal.SIGTERM)
         process.communicate()
-    said, _ = start(file, out).communicate()
-    assert "4 of 4 runs are finished" in said
+    output, _ = start(file, out).communicate()
+    assert "4 of 4 runs are finished" in output
     assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
     again, _ = start(file, out).communicate()  # nothing is left to do
     assert "finished in" in again
@@ -82,9 +82,9 @@ def test_killed_three_times_it_ends_as_undisturbed(file: Path, tmp_path: Path) -
 def test_two_at_once_share_the_list(file: Path, tmp_path: Path) -> None:
     configs, out = read_queue(file), tmp_path / "shared"
     processes = [start(file, out) for _ in range(2)]
-    said = [process.communicate()[0] for process in processes]
+    outputs = [process.communicate()[0] for process in processes]
     assert all(process.returncode == 0 for process in processes)
-    shares = [{line.split(":")[0] for line in text.splitlines() if line.endswith(": finished")} for text in said]
+    shares = [{line.split(":")[0] for line in text.splitlines() if line.endswith(": finished")} for text in outputs]
     assert set.union(*shares) == configs.keys()
     assert len(list(run_queue(configs, tmp_path / "whole"))) == 4
     assert outcome(out, configs) == outcome(tmp_path / "whole", configs)
@@ -146,9 +146,9 @@ def test_bad_options_are_rejected(file: Path, capsys: pytest.CaptureFixture[str]
 
 def test_what_is_left_is_listed(file: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
-    said = capsys.readouterr().out
-    assert "0 of 4 runs are finished" in said
-    assert said.count("left: ") == 4
+    output = capsys.readouterr().out
+    assert "0 of 4 runs are finished" in output
+    assert output.count("left: ") == 4
     assert not (tmp_path / "out").exists()
     next(run_queue(read_queue(file), tmp_path / "out"))
     assert main([str(file), "--out", str(tmp_path / "out"), "--dry-run"]) == 0
@@ -172,10 +172,10 @@ def test_a_run_that_fails_does_not_hold_up_the_others(tmp_path: Path, capsys: py
     file, out = tmp_path / "queue.txt", tmp_path / "queue"
     file.write_text("digits -o model=none --epochs 1 --out bad\ndigits --epochs 1 --out good\n")
     assert main([str(file)]) == 1
-    said = capsys.readouterr()
-    assert said.err.startswith("bad: digits: model is 'none'")
-    assert "bad: failed\ngood: finished\n1 of 2 runs are finished" in said.out
-    assert "left: bad" in said.out
+    captured = capsys.readouterr()
+    assert captured.err.startswith("bad: digits: model is 'none'")
+    assert "bad: failed\ngood: finished\n1 of 2 runs are finished" in captured.out
+    assert "left: bad" in captured.out
     assert (out / "good" / RESULT).exists()
 
 
@@ -238,9 +238,9 @@ def test_a_line_that_has_changed_is_not_reported_as_finished(
     result = (tmp_path / "queue" / "same" / RESULT).read_text()
     capsys.readouterr()
     assert main([str(file)]) == 1
-    said = capsys.readouterr()
-    assert "seed is 0 there and 1 here" in said.err
-    assert "0 of 1 runs are finished" in said.out
+    captured = capsys.readouterr()
+    assert "seed is 0 there and 1 here" in captured.err
+    assert "0 of 1 runs are finished" in captured.out
     assert (tmp_path / "queue" / "same" / RESULT).read_text() == result
 
 

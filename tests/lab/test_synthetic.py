@@ -338,9 +338,9 @@ def test_rows_are_json(curves: dict[str, Curve]) -> None:
 
 
 def test_progress() -> None:
-    told: list[int] = []
-    run(Settings(steps=5000, replicas=1, compile=False), ["sgd"], told.append)
-    assert told == [0, 4096, 5000]
+    steps_done: list[int] = []
+    run(Settings(steps=5000, replicas=1, compile=False), ["sgd"], steps_done.append)
+    assert steps_done == [0, 4096, 5000]
 
 
 @pytest.mark.filterwarnings("error")

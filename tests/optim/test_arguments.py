@@ -317,30 +317,30 @@ def test_diagnostics_say_what_the_next_step_will_do(name: str, active_only: bool
     g = torch.linspace(0, 3, 300).double()  # the first has never a gradient
     w.grad, z.grad = g.clone(), torch.ones(1).double()
     opt.step()
-    said = opt.diagnostics()
+    found = opt.diagnostics()
     before = w.detach().clone(), z.detach().clone()
     w.grad, z.grad = torch.ones(300).double(), torch.ones(1).double()
     opt.step()
     rates = torch.cat([before[0] - w.detach(), before[1] - z.detach()])
     rates = rates[1:] if active_only else rates
-    assert said["rate_min"] == pytest.approx(rates.min().item(), rel=0.01)
-    assert said["rate_max"] == pytest.approx(rates.max().item(), rel=0.01)
-    assert said["rate_median"] == pytest.approx(rates.median().item(), rel=0.01)
+    assert found["rate_min"] == pytest.approx(rates.min().item(), rel=0.01)
+    assert found["rate_max"] == pytest.approx(rates.max().item(), rel=0.01)
+    assert found["rate_median"] == pytest.approx(rates.median().item(), rel=0.01)
     r = torch.cat([g, torch.ones(1).double()])
     eta = 1 / (r + 0.01)
     r, eta = (r[1:], eta[1:]) if active_only else (r, eta)
     x = eta * r if name == "AvaStep" else eta
     gamma = 1.0 if name == "DelayedAdam" else (len(x) / (x**2).sum()).sqrt().item()
-    assert said["gamma"] == pytest.approx(gamma, rel=1e-9)
+    assert found["gamma"] == pytest.approx(gamma, rel=1e-9)
     largest = (x**2).sort(descending=True).values[: math.ceil(len(x) / 100)].sum() / (x**2).sum()
-    assert said["norm_share_of_top_1_percent"] == pytest.approx(largest.item(), rel=0.01)
-    assert said["inactive_share"] == 1 / 301
+    assert found["norm_share_of_top_1_percent"] == pytest.approx(largest.item(), rel=0.01)
+    assert found["inactive_share"] == 1 / 301
     lr = torch.full_like(eta, 0.5)
     lr[-1] = 0.25
     moves = lr * gamma * eta * r  # by the gradient that was, which is the usual size
-    assert said["step_rms_predicted"] == pytest.approx(moves.square().mean().sqrt().item(), rel=1e-6)
-    assert said["step_rms"] == pytest.approx(said["step_rms_predicted"], rel=1e-6)
-    assert said["clipped_share"] == 0
+    assert found["step_rms_predicted"] == pytest.approx(moves.square().mean().sqrt().item(), rel=1e-6)
+    assert found["step_rms"] == pytest.approx(found["step_rms_predicted"], rel=1e-6)
+    assert found["clipped_share"] == 0
 
 
 def test_diagnostics_of_a_clamp() -> None:
@@ -351,10 +351,10 @@ def test_diagnostics_of_a_clamp() -> None:
         for g in ([1.0, 4.0], [first, 4.0]):
             w.grad = torch.tensor(g).double()
             opt.step()
-        said = opt.diagnostics()
-        assert said["clipped_share"] == share
-        assert said["step_rms_predicted"] == pytest.approx(0.1)
-        assert said["step_rms"] <= 0.05 * (1 + 1e-9)
+        found = opt.diagnostics()
+        assert found["clipped_share"] == share
+        assert found["step_rms_predicted"] == pytest.approx(0.1)
+        assert found["step_rms"] <= 0.05 * (1 + 1e-9)
 
 
 def test_diagnostics_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,10 +385,10 @@ def test_diagnostics_of_a_training_that_has_failed(sign: float) -> None:
 @pytest.mark.parametrize("name", DELAYED)
 def test_diagnostics_before_the_first_step(name: str) -> None:
     opt = optimizer_class(name)([one()])
-    said = opt.diagnostics()
-    assert said.pop("gamma") == 1.0
-    assert len(said) == 8
-    assert not any(said.values())
+    found = opt.diagnostics()
+    assert found.pop("gamma") == 1.0
+    assert len(found) == 8
+    assert not any(found.values())
     assert not opt.state
     if name == "AvaStep":
         return

@@ -1,4 +1,4 @@
-"""A real browser, Chromium without a window, told what to do through a pipe in its own protocol."""
+"""A real browser, Chromium without a window, driven through a pipe by its own protocol."""
 
 import base64
 import json

@@ -41,9 +41,9 @@ def browser() -> Iterator[Browser]:
         yield opened
 
 
-def middle_of(browser: Browser, told: str) -> tuple[float, float]:
+def middle_of(browser: Browser, text: str) -> tuple[float, float]:
     """Bring the cell that says so into view; return where it is."""
-    found = f"[...document.querySelectorAll('.cell')].find(c => c.dataset.text.includes({told!r}))"
+    found = f"[...document.querySelectorAll('.cell')].find(c => c.dataset.text.includes({text!r}))"
     browser.value(f"{found}.scrollIntoView({{block: 'center'}})")
     browser.value("new Promise(done => setTimeout(done, 200))")  # until the page knows that it was scrolled
     x, y = browser.value(
@@ -71,11 +71,11 @@ def test_it_renders_without_errors_and_fits(browser: Browser, page: Path, width:
 def test_the_pointer_over_a_cell_shows_its_values(browser: Browser, page: Path, width: int, height: int) -> None:
     browser.open(page, width=width, height=height)
     assert browser.value("document.getElementById('hover').hidden")
-    for told, shown in (
+    for text, shown in (
         ("Adam\\nlr 0.1, eps 0.0001", "Adam\nlr 0.1, eps 0.0001\nvalue: 1.0001"),
         ("AvaGrad\\nlr 10, eps 10", "AvaGrad\nlr 10, eps 10\ndiverged"),
     ):
-        x, y = middle_of(browser, told.replace("\\n", "\n"))
+        x, y = middle_of(browser, text.replace("\\n", "\n"))
         (browser.touch if width < 600 else browser.point_at)(x, y)
         assert not browser.value("document.getElementById('hover').hidden")
         assert browser.value("document.getElementById('hover').textContent") == shown

@@ -273,12 +273,12 @@ def texts_of(sweeps: Sequence[Sweep]) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("count", "told"),
+    ("count", "note"),
     [(6, ""), (7, "1 more sweep is not drawn: it ends worse."), (8, "2 more sweeps are not drawn: they end worse.")],
 )
-def test_a_drawing_says_how_many_sweeps_it_leaves_out(count: int, told: str) -> None:
+def test_a_drawing_says_how_many_sweeps_it_leaves_out(count: int, note: str) -> None:
     texts = texts_of([sweep([Record(1, None, value=i), Record(2, None, value=i)], name=f"{i}") for i in range(count)])
-    assert [text for text in texts if "not drawn" in text] == ([told] if told else [])
+    assert [text for text in texts if "not drawn" in text] == ([note] if note else [])
 
 
 def test_an_empty_drawing_leaves_nothing_out() -> None:
@@ -292,14 +292,14 @@ def test_an_empty_drawing_leaves_nothing_out() -> None:
 def test_figure_1_from_a_run() -> None:
     settings = toy.Settings(C=9.0, lr=1e-2, steps=2000, replicas=4, w1=0.0, compile=False)
     curves = toy.run(settings, ("adam", "sgd"))
-    told = [
+    rows = [
         json.loads(json.dumps(row, allow_nan=False))
         for curve in curves.values()
         for row in curve.rows(settings=settings)
     ]
     config = {"runs": [{"w1": 0.5, "C": 999.0, "delta": 1.0}, {"w1": 0.0, "C": 9.0, "delta": 1.0}]}
-    half = [{"w1": 0.5} | row for row in told]
-    other, start = starts_of(Synthetic("a", config, {}, tuple(half + [{"w1": 0.0} | row for row in told])))[::-1]
+    half = [{"w1": 0.5} | row for row in rows]
+    other, start = starts_of(Synthetic("a", config, {}, tuple(half + [{"w1": 0.0} | row for row in rows])))[::-1]
     assert (start.w1, other.w1) == (0.0, 0.5)
     assert start.minimiser == Problem(C=9.0, delta=1.0).minimiser
     adam, sgd = start.lines
@@ -349,8 +349,8 @@ def test_odd_rows_of_figure_1_never_raise(config: dict[str, Any], row: dict[str,
 
 def test_step_bars() -> None:
     def row(optimizer: str, milliseconds: Any, ratio: Any = None, parameters: str = "a") -> dict[str, Any]:
-        told = {"parameters": parameters, "optimizer": optimizer, "milliseconds": milliseconds}
-        return told | {"of_fused_adamw": ratio}
+        row = {"parameters": parameters, "optimizer": optimizer, "milliseconds": milliseconds}
+        return row | {"of_fused_adamw": ratio}
 
     times = [row("torch AdamW fused", 2.0, 1.0), row("AvaGrad fused", 0.5), row("x", 3.0, 7.0, "b"), row("y", None)]
     found = bars_of(*times, {}, {"parameters": 3, "milliseconds": -1})

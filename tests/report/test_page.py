@@ -89,7 +89,7 @@ def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(
-    ("records", "told"),
+    ("records", "note"),
     [
         ([Record(0.1, 1e-8, value=3.25)], "1 of 1 cells was run. The best is lr 0.1, eps 1e-08: 3.25"),
         ([Record(0.1, 1e-8, value=math.inf, diverged_at=3)], "All of them diverged"),
@@ -100,10 +100,10 @@ def test_one_run_is_shown_with_its_settings_versions_and_commit(tmp_path: Path) 
         ([Record(lr, None, value=lr) for lr in (0.1, 1.0)], "mine.jsonl"),
     ],
 )
-def test_few_cells_and_cells_that_all_diverged(tmp_path: Path, records: list[Record], told: str) -> None:
+def test_few_cells_and_cells_that_all_diverged(tmp_path: Path, records: list[Record], note: str) -> None:
     write_records(tmp_path / "mine.jsonl", records)
     _, page = made(tmp_path)
-    assert told in page.text
+    assert note in page.text
 
 
 def test_what_cannot_be_read_is_listed_and_does_not_stop_the_page(tmp_path: Path) -> None:

@@ -72,9 +72,9 @@ def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path: Path) -> N
         "good/metrics.jsonl", "good/result.json", "torn/config.json", "list/config.json", "other/config.json",
         "ensemble", "toy", "records.jsonl", "broken.journal", "empty.journal", "torn.json", "binary.jsonl",
     ])  # fmt: skip
-    told = {problem.place: problem.why for problem in found.problems}
+    why = {problem.place: problem.why for problem in found.problems}
     assert (
-        told["good/metrics.jsonl"] == "line 2; line 3; line 4, the last, which is half-written: not an object in JSON."
+        why["good/metrics.jsonl"] == "line 2; line 3; line 4, the last, which is half-written: not an object in JSON."
     )
     assert places.count("records.jsonl") == 2
 

@@ -184,11 +184,11 @@ def test_searches_against_the_oracle(method: str, case: Case) -> None:
     rows, columns = space.shape
     cells = iter(space.cells())
     table = [[case.known[next(cells)] for _ in range(columns)] for _ in range(rows)]
-    told = oracle(method, table, space.indices(case.start), case.margin)
+    expected = oracle(method, table, space.indices(case.start), case.margin)
     found = replay(method, space, case.known, start=case.start, margin=case.margin)
-    assert (None if found.pick is None else space.indices(found.pick)) == told.pick
-    assert {space.indices(cell) for cell in found.order} == told.paid
-    assert found.rings == told.rings
+    assert (None if found.pick is None else space.indices(found.pick)) == expected.pick
+    assert {space.indices(cell) for cell in found.order} == expected.paid
+    assert found.rings == expected.rings
 
 
 @settings(max_examples=300)

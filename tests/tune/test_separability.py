@@ -220,10 +220,10 @@ def test_verdicts() -> None:
         "No neighbour of lr 1, eps 1000 along lr or eps is better.",
     ]
     steep = landscape(EVEN, lambda lr, eps: (lr - eps) ** 2 + 0.01 * (eps - 2) ** 2)
-    said = [verdict(now) for now in plans(steep, EVEN, EVEN.start(start_eps=1))]
-    assert said[3] == "A neighbour was better, so two lines are not enough here: the search moves to lr 10, eps 10."
+    verdicts = [verdict(now) for now in plans(steep, EVEN, EVEN.start(start_eps=1))]
+    assert verdicts[3] == "A neighbour was better, so two lines are not enough here: the search moves to lr 10, eps 10."
     confirmed = "No neighbour of lr 100, eps 100 along lr or eps is better"
-    assert said[-1] == f"{confirmed}, but two lines were not enough: it took 3 rings."
+    assert verdicts[-1] == f"{confirmed}, but two lines were not enough: it took 3 rings."
     assert verdict(plans(flat, EVEN, EVEN.start(), "grid")[-1]) == "The best of the whole grid is lr 1, eps 1000."
     line = Space(axis([1, 2, 3], "lr"), None)
     known = {cell: Score(float(i)) for i, cell in enumerate(line.cells())}

@@ -477,11 +477,11 @@ def test_told_to_stop_or_killed_it_leaves_nobody_behind(tmp_path: Path) -> None:
             until(partial(hangs, run, tmp_path / number.name))
             run.send_signal(number)
         for number, run in runs.items():
-            _, told = run.communicate()
-            assert run.returncode in (signals[number], -signal.SIGINT), told
+            _, output = run.communicate()
+            assert run.returncode in (signals[number], -signal.SIGINT), output
             journal = tmp_path / f"{number.name}.journal"
             if number != signal.SIGKILL:
-                assert f"Stopped: stopped: 2 finished points are kept in {journal}; run it again to resume." in told
+                assert f"Stopped: stopped: 2 finished points are kept in {journal}; run it again to resume." in output
             pids = [int(mark.stem) for mark in (tmp_path / number.name).glob("*.pid")]
             assert len(pids) == 2
             until(partial(are_dead, pids))

@@ -69,10 +69,10 @@ SEARCH = ("tune", "mine:objective", "--lr", "1e-3:1e3:7", "--eps", "1e-4:1:5", "
 
 @pytest.mark.slow
 def test_an_objective_in_a_module_here(project: Path) -> None:
-    told = avagrad(*SEARCH, "--workers", "2", cwd=project)
-    assert told.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 along")
+    printed = avagrad(*SEARCH, "--workers", "2", cwd=project)
+    assert printed.startswith("Best: lr 1, eps 0.01, with 0, after 10 trials. No neighbour of lr 1, eps 0.01 along")
     again = avagrad(*SEARCH, cwd=project)
-    assert again == told.replace("after 10 trials.", "after 10 trials (10 from earlier runs).")
+    assert again == printed.replace("after 10 trials.", "after 10 trials (10 from earlier runs).")
     whole = avagrad(*SEARCH, "--method", "grid", cwd=project)
     assert "after 35 trials (10 from earlier runs)." in whole
     assert "The best lr does not move over eps" in whole
@@ -121,9 +121,9 @@ def said_of(*typed: str, capsys: pytest.CaptureFixture[str]) -> list[str]:
     """Run a command here; return the lines that it prints."""
     with pytest.raises(SystemExit) as end:
         main(typed)
-    said = capsys.readouterr()
-    assert end.value.code == 0, said.err
-    return said.out.splitlines()
+    captured = capsys.readouterr()
+    assert end.value.code == 0, captured.err
+    return captured.out.splitlines()
 
 
 def bowl(trial: Trial) -> float:
@@ -226,11 +226,11 @@ def test_a_failure_stays_when_the_next_search_is_on_another_grid(
 
 
 def test_a_dry_run_runs_nothing(project: Path) -> None:
-    told = avagrad(*SEARCH, "--dry-run", "--seeds", "2", cwd=project)
+    printed = avagrad(*SEARCH, "--dry-run", "--seeds", "2", cwd=project)
     unless = "if no neighbour is better and no axis is extended"
-    assert told.endswith(f"at most 22 trials {unless}, of 70; first the line over lr at eps 0.1\n")
-    told = avagrad("sweep", "digits", "--method", "grid", "--dry-run", cwd=project)
-    assert "grid: at most 441 trials" in told
+    assert printed.endswith(f"at most 22 trials {unless}, of 70; first the line over lr at eps 0.1\n")
+    printed = avagrad("sweep", "digits", "--method", "grid", "--dry-run", cwd=project)
+    assert "grid: at most 441 trials" in printed
     assert not (project / "a").exists()
     assert not (project / "runs").exists()
 
@@ -282,8 +282,8 @@ def test_what_is_wrong_is_said_in_a_sentence(
 @pytest.mark.slow
 def test_a_sweep_of_a_task(tmp_path: Path) -> None:
     typed = ("sweep", "digits", "--optimizer", "sgd", "--lr", "0.01,0.1,1e30", "--epochs", "2", "--out", "s")
-    told = avagrad(*typed, "--workers", "2", cwd=tmp_path)
-    assert re.match(r"Best: lr 0.1, with [\d.]+, after 3 trials.", told)
+    printed = avagrad(*typed, "--workers", "2", cwd=tmp_path)
+    assert re.match(r"Best: lr 0.1, with [\d.]+, after 3 trials.", printed)
     avagrad("study", "export", "s/study.journal", "s.jsonl", cwd=tmp_path)
     records = {line["lr"]: line for line in map(json.loads, (tmp_path / "s.jsonl").read_text().splitlines())}
     assert records[1e30]["diverged"]
@@ -334,8 +334,8 @@ def test_a_signal_stops_it_and_it_says_how_to_resume(project: Path, number: int,
     run = subprocess.Popen(typed, cwd=project, stderr=subprocess.PIPE, text=True)
     until(lambda: (project / "at the third").exists() or run.poll() is not None)
     run.send_signal(number)
-    _, said = run.communicate()
+    _, output = run.communicate()
     assert run.returncode == code
-    progress, last = said.splitlines()
+    progress, last = output.splitlines()
     assert re.fullmatch(r"line over lr: 0 of 4 done", progress)
     assert re.fullmatch(r"stopped: 2 finished points are kept in .*s.journal; run it again to resume.", last)

@@ -77,8 +77,8 @@ def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
     """Yield what each search found, and the best of the grid that was run in the same way, if there is one."""
     for sweep in sweeps:
         known = sweep.known
-        told = known.parts is not None and known.parts.best == known.best  # as the best of a whole grid
-        if known.space is None or told or min(known.space.shape) < 2:
+        is_stated = known.parts is not None and known.parts.best == known.best  # as the best of a whole grid
+        if known.space is None or is_stated or min(known.space.shape) < 2:
             continue
         line = f"The search for {_of(sweep)}: {known.trials} trials{_found(sweep)}"
         for grid in sweeps:
