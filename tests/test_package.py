@@ -115,7 +115,7 @@ BELOW = {
     "progress": set(),
     "report": {"lab", "tune", "theory", "files"},
     "lab": {"checks", "create", "theory", "tune", "optim", "files", "stopping", "worker_process", "names"},
-    "tune": {"checks", "files", "stopping", "worker_process"},
+    "tune": {"checks", "files", "stopping", "worker_process", "names"},
     "create": {"optim", "names"},
     "checks": set(),
     "files": set(),

@@ -78,20 +78,14 @@ class AdaBound(RuleOptimizer):
         f       = final_lr lr / base_lr
         w_{t+1} = w_t - m_t clamp(rate, f (1 - 1 / (gamma t + 1)), f (1 + 1 / (gamma t)))
 
+    The other arguments are those of :class:`torch.optim.Adam`; there is one implementation.
+
     Args:
-        params: parameters or named parameters to optimize, or dicts that define parameter groups.
         lr: Adam's learning rate; a number or a tensor of one element. Its first value in each group is
             kept there as ``base_lr``, so that the bounds follow schedules.
-        betas: the decay of the two moments.
-        eps: added to the root of the second moment.
-        weight_decay: added to the gradient, times the parameter (L2).
         final_lr: the rate that the bounds close in on.
         gamma: how fast they do.
         amsbound: use the largest second moment so far, as AMSGrad.
-        maximize: maximize the objective instead of minimizing it.
-        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach: accepted; there is one implementation.
-        fused: None or False; there is no fused implementation.
 
     Reference: "Adaptive Gradient Methods with Dynamic Bound of Learning Rate".
 

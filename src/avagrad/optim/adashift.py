@@ -96,18 +96,12 @@ class AdaShift(RuleOptimizer):
 
     with n = ``keep``; the first move is made at t = n + 1. The state holds n gradients, so it is large.
 
+    The other arguments are those of :class:`torch.optim.Adam`; there is one implementation.
+
     Args:
-        params: parameters or named parameters to optimize, or dicts that define parameter groups.
-        lr: the learning rate; a number or a tensor of one element.
         betas: the weights of the kept gradients, and the decay of the second moment.
-        eps: added to the root of the second moment.
-        weight_decay: added to the gradient, times the parameter (L2).
         keep: how many gradients are kept.
         reduce: phi; "max" for the maximum over the tensor, None for element-wise second moments.
-        maximize: maximize the objective instead of minimizing it.
-        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach: accepted; there is one implementation.
-        fused: None or False; there is no fused implementation.
 
     Reference: "AdaShift: Decorrelation and Convergence of Adaptive Learning Rate Methods".
 

@@ -75,17 +75,12 @@ class ADOPT(RuleOptimizer):
 
     Reference: "ADOPT: Modified Adam Can Converge with Any beta2 with the Optimal Rate".
 
+    The other arguments are those of :class:`torch.optim.Adam`; there is one implementation.
+
     Args:
-        params: parameters or named parameters to optimize, or dicts that define parameter groups.
-        lr: the learning rate; a number or a tensor of one element.
         betas: the decay of the momentum and of the second moment.
         eps: the least root of the second moment.
-        weight_decay: added to the gradient, times the parameter (L2).
         decoupled_weight_decay: shrink the parameter by lr * weight_decay instead, as AdamW does.
-        maximize: maximize the objective instead of minimizing it.
-        capturable: keep ``step`` on the device, so that a CUDA graph can hold the step.
-        foreach: accepted; there is one implementation.
-        fused: None or False; there is no fused implementation.
 
     >>> w = torch.nn.Parameter(torch.tensor([1.0, -2.0]))
     >>> opt = ADOPT([w], lr=0.01)
