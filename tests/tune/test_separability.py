@@ -40,6 +40,26 @@ def test_a_flat_ridge() -> None:
     )
 
 
+@pytest.mark.parametrize("end", [-4, 4])
+def test_a_ridge_at_the_end_of_the_lr_axis_is_not_said_to_stay(end: int) -> None:
+    """The true best may lie outside, where nothing was run."""
+    known = landscape(EVEN, lambda lr, eps: abs(lr - 3 * end) + eps**2)
+    found = separability(EVEN, known, start=EVEN.start())
+    assert (found.moves, found.at_ends) == (0, 9)
+    assert found.summary().startswith(
+        f"The best lr is {10.0**end:g} over eps from 0.0001 to 10000 (slope 0.00; 0.00 at large eps). At 9 of 9 eps the"
+        " best lr is at an end of its axis, so it may move more than this. It is the overall best at 100 % of the eps"
+    )
+
+
+def test_eps_at_which_the_best_lr_is_at_an_end_are_counted() -> None:
+    known = landscape(EVEN, lambda lr, eps: math.inf if eps == -4 else (lr - eps - 2) ** 2 + 0.01 * (eps - 1) ** 2)
+    found = separability(EVEN, known, start=EVEN.start())
+    assert (found.moves, found.at_ends) == (5, 3)
+    assert "The best lr moves by 5 steps over eps from 0.001 to 10000" in found.summary()
+    assert "At 3 of 8 eps the best lr is at an end of its axis, so it may move more than this." in found.summary()
+
+
 def test_a_ridge_of_slope_one() -> None:
     known = landscape(EVEN, lambda lr, eps: (lr - eps) ** 2 + 0.01 * (eps - 2) ** 2)
     found = separability(EVEN, known, start=EVEN.start(start_eps=1e-4))
@@ -146,7 +166,10 @@ def test_the_measures_against_brute_force(losses: list[float]) -> None:
         assert (found.regret, found.pick_loss) == (None, math.inf)
     else:
         assert found.regret == known[found.pick].loss - lowest
-    assert found.summary().count(". ") == 2
+    lrs = [lr for _, lr in found.ridge if lr is not None]
+    assert found.at_ends == lrs.count(1.0) + lrs.count(8.0)
+    assert found.summary().count(". ") == 2 + (found.at_ends > 0)
+    assert ("does not move" in found.summary()) == (found.moves == found.at_ends == 0)
 
 
 def test_a_row_that_diverged_everywhere() -> None:

@@ -21,7 +21,7 @@ def findings(collection: Collection) -> list[str]:
     >>> records = tuple(Record(lr, eps, value=lr / eps) for lr in (1, 10) for eps in (0.1, 1))
     >>> for line in findings(Collection("a", sweeps=(Sweep("a", "Mine", records, {}, {}, "minimize"),))):
     ...     print(line)
-    Mine, 2 x 2: The best lr does not move over eps from 0.1 to 1 (slope 0.00; unknown at large eps). It is ...
+    Mine, 2 x 2: The best lr is 1 over eps from 0.1 to 1 (slope 0.00; unknown at large eps). At 2 of 2 eps the ...
     """
     return [
         *map(_synthetic, collection.synthetics),

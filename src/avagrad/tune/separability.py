@@ -23,7 +23,8 @@ class Separability:
 
     - ``ridge``: each eps with its best lr, None if all of its cells diverged or failed. Among tied lrs it is the one
       nearest to the best cell's, so that a plateau never counts as a move
-    - ``moves``: how far the ridge moves, in steps of the lr axis
+    - ``moves``: how far the ridge moves, in steps of the lr axis; ``at_ends``: at how many eps it is at an end of that
+      axis, so that it may move more
     - ``slope``, ``slope_at_large_eps``: the least-squares slope of log lr against log eps over the ridge, and over the
       upper half of the eps axis; None with fewer than two points
     - ``share``: the share of all eps at which the ridge is at the best cell's lr
@@ -48,6 +49,7 @@ class Separability:
 
     ridge: tuple[tuple[float, float | None], ...]
     moves: int
+    at_ends: int
     slope: float | None
     slope_at_large_eps: float | None
     share: float
@@ -70,6 +72,11 @@ class Separability:
             return f"All {self.cells} cells of the grid diverged or failed, so nothing is known about lr and eps."
         working = [eps for eps, lr in self.ridge if lr is not None]
         moves = f"moves by {_count(self.moves, 'step')}" if self.moves else "does not move"
+        ends = ""
+        if self.at_ends:
+            moves = moves if self.moves else f"is {shown(self.best.lr or 0.0)}"
+            end = f"At {self.at_ends} of {len(working)} eps the best lr is at an end of its axis"
+            ends = f" {end}, so it may move more than this."
         slopes = f"slope {two_digits(self.slope)}; {two_digits(self.slope_at_large_eps)} at large eps"
         failed = len(self.ridge) - len(working)
         if failed:
@@ -81,8 +88,8 @@ class Separability:
             else f"The first line, of {self.trials} trials, finds nothing: each of them diverged or failed."
         )
         return (
-            f"The best lr {moves} over eps from {shown(working[0])} to {shown(working[-1])} ({slopes}). It is the"
-            f" overall best at {100 * self.share:.0f} % of the eps and stays within one step of it from"
+            f"The best lr {moves} over eps from {shown(working[0])} to {shown(working[-1])} ({slopes}).{ends} It is"
+            f" the overall best at {100 * self.share:.0f} % of the eps and stays within one step of it from"
             f" {shown(self.stays[0])} to {shown(self.stays[1])}. {found}"
             + (f" {self.pruned} of {self.cells} cells were pruned, so all of this is uncertain." if self.pruned else "")
         )
@@ -134,6 +141,7 @@ def separability(space: Space, known: Mapping[Cell, Score], *, start: Cell, marg
     return Separability(
         ridge=ridge,
         moves=max(working, default=0) - min(working, default=0),
+        at_ends=sum(place in (0, len(lrs) - 1) for place in working),
         slope=_slope(ridge),
         slope_at_large_eps=_slope(ridge[len(ridge) // 2 :]),
         share=working.count(best_place) / len(places),
