@@ -14,8 +14,10 @@ from avagrad.report.figures.heat_maps import HeatMap
 from avagrad.report.findings import findings
 from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune import Trial, tune
-from avagrad.tune.result import Result
+from avagrad.tune.result import Result, Verdict
+from avagrad.tune.scores import scores
 from avagrad.tune.space import Cell
+from avagrad.tune.tables import noted, tables
 
 
 class Noisy:
@@ -48,6 +50,12 @@ def at_star(drawn: HeatMap) -> Cell:
     return Cell(drawn.lr[drawn.best[0]], drawn.eps[drawn.best[1]])
 
 
+def texts_of(collection: Collection) -> dict[str, str]:
+    """Return the first row of the table of sweeps, by its columns."""
+    table = sweeps.draw(sweeps.numbers(collection)[0])
+    return dict(zip(table.columns, (cell.text for cell in table.rows[0]), strict=True))
+
+
 def assert_same(folder: Path, result: Result) -> None:
     """Every part of the page that names a best point names that of the search."""
     collection, sweep, drawn = read(folder)
@@ -59,10 +67,10 @@ def assert_same(folder: Path, result: Result) -> None:
     assert at_star(drawn) == best
     assert drawn.path[-1] == drawn.best
     assert drawn.best_value == pytest.approx(result.best.value)
-    row = dict(zip(sweeps._COLUMNS, sweeps.draw(sweeps.numbers(collection)[0]).rows[0], strict=True))
-    assert float(row["best lr"].text) == pytest.approx(best.lr)
-    assert float(row["best eps"].text) == pytest.approx(best.eps)
-    assert row["trials"].text == str(trials)
+    row = texts_of(collection)
+    assert float(row["best lr"]) == pytest.approx(best.lr)
+    assert float(row["best eps"]) == pytest.approx(best.eps)
+    assert row["trials"] == str(trials)
     assert sweep.known.value(sweep.known.best) == pytest.approx(result.best.value)
 
 
@@ -106,6 +114,51 @@ def test_a_grid_is_measured_from_the_start_of_its_search(tmp_path: Path) -> None
     assert len(findings(collection)) == 1
     assert at_star(drawn) == (result.best.lr, result.best.eps)
     assert (drawn.lr[drawn.path[0][0]], drawn.eps[drawn.path[0][1]]) == (0.1, 1e-8)
+
+
+def shown(sweep: Sweep) -> str:
+    """What `avagrad study show` prints of a study."""
+    search = noted(sweep.search, sweep.records, sweep.direction)
+    return tables(scores(sweep.records, direction=sweep.direction), direction=sweep.direction, search=search)
+
+
+def test_a_study_is_shown_from_the_start_of_its_search(tmp_path: Path) -> None:
+    result = search(tmp_path, method="grid", optimizer="adam", margin=0.1)
+    collection, sweep, _ = read(tmp_path)
+    assert result.separability is not None
+    assert "from lr 0.1, eps 1e-08 find" in result.separability.summary()
+    assert shown(sweep).endswith(result.separability.summary())
+    assert result.separability.summary() in findings(collection)[0]
+    assert "from lr 0.1, eps 0.1 find" in tables(sweep.known.cells), "of a study without a search"
+
+
+@pytest.mark.parametrize("lr", ["1e-4:1e3:8", "1e-4:1e-1:4", "paper"])
+def test_a_search_has_the_same_size_everywhere(tmp_path: Path, lr: str) -> None:
+    """Also where it has extended an axis, and where it has run few cells of a large grid."""
+    result = search(tmp_path, lr=lr, eps="paper", extend=True)
+    collection, sweep, drawn = read(tmp_path)
+    rows, columns = len(drawn.lr), len(drawn.eps)
+    size = f"{len(result.trials)} of {rows * columns} cells"
+    assert drawn.subtitle == size
+    assert (rows > 4) == (lr != "1e-4:1e-1:4" or bool(result.extended))
+    assert texts_of(collection)["lr x eps"] == f"{rows} x {columns}"
+    assert f"{rows} lr x {columns} eps, {size}; - was not run" in shown(sweep)
+
+
+def test_a_search_by_lines_is_told_in_its_own_words(tmp_path: Path) -> None:
+    """It has no ring: it looks at the neighbours along the axes alone."""
+    told = set()
+    for draw in (1, 20):
+        result = search(tmp_path / f"{draw}", draw)
+        assert isinstance(result.separability, Verdict)
+        (line,) = findings(collect(tmp_path / f"{draw}"))
+        more = ", but two lines were not enough" if result.separability.rings > 1 else ""
+        assert line.endswith(f" (no neighbour along lr or eps is better{more}).")
+        told.add(more)
+    assert len(told) == 2
+    search(tmp_path / "ring", method="separable")
+    (line,) = findings(collect(tmp_path / "ring"))
+    assert "ring" in line.partition(" (")[2]
 
 
 def test_a_whole_grid_and_a_search_on_it_have_a_line_each(tmp_path: Path) -> None:

@@ -93,10 +93,12 @@ def _found(sweep: Sweep) -> str:
     known = sweep.known
     if known.best is None or known.space is None:
         return " of which all diverged"
-    search = known.search or plan("separable", known.space, known.cells, **known.options)
+    search = known.search.plan if known.search else plan("separable", known.space, known.cells, **known.options)
     if not search.done or search.pick is None:
         return f", the best of them {_at(sweep, known.best)}"
     rings = {0: "", 1: " (the first ring confirmed it)"}.get(search.rings, f" (after {search.rings} rings)")
+    if known.search and known.search.method == "lines" and search.rings:  # its neighbours are along the axes alone
+        rings = f" (no neighbour along lr or eps is better{', but two lines were not enough' * (search.rings > 1)})"
     return f" found {_at(sweep, search.pick)}{rings}"
 
 

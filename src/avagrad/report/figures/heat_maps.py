@@ -171,19 +171,17 @@ def heat_map(
     cells, space, kept = known.cells, known.space, known.search
     assert space is not None  # there are records
     path: tuple[Cell, ...] = ()
-    if _needs_bins(space, len(cells)):
-        return _binned(name, space, known)
+    ran = Space.of(*zip(*cells, strict=True))
+    if _needs_bins(ran, len(cells)):
+        return _binned(name, ran, known)
     if kept is not None:
-        space = Space.of(*((*one, *other) for one, other in zip(_axes(space), _axes(kept.space), strict=True)))
-        known = replace(known, space=space)
-        path = kept.path if kept.done and kept.confirmed else ()  # a grid has none
+        path = kept.plan.path if kept.plan.done and kept.plan.confirmed else ()  # a grid has none
     lrs, epses = _axes(space)
     if known.parts is None:
         ridge = tuple(_lowest(known, [Cell(lr, eps) for lr in lrs]) for eps in epses)
-        best = min(cells, key=known.rank)
     else:
         ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in known.parts.ridge)
-        best = known.best or next(iter(cells))
+    best = min(cells, key=known.rank)
     way = "path of the search" if path or known.parts is None else "path of two lines and a ring"
     if not path and (kept is None or known.parts is not None):
         replayed = plan("separable", space, cells, **known.options)
@@ -235,7 +233,7 @@ def _axes(space: Space) -> tuple[tuple[float, ...], tuple[float, ...]]:
 
 def _value(known: Known, cell: Cell | None) -> float | None:
     score = known.cells.get(cell) if cell else None
-    return None if score is None else math.inf if score.failed else known.sign * score.loss
+    return None if score is None else math.inf if score.failed else known.value(cell)
 
 
 def _lowest(known: Known, column: Sequence[Cell | None]) -> int | None:
