@@ -357,6 +357,15 @@ def test_diagnostics_of_a_clamp() -> None:
         assert found["step_rms"] <= 0.05 * (1 + 1e-9)
 
 
+def test_diagnostics_count_no_rounding_as_a_clamp() -> None:
+    """After one gradient every momentum is its typical size, but for the last digit."""
+    w = torch.nn.Parameter(torch.zeros(10_000))
+    opt = AvaStep([w])
+    w.grad = torch.randn(10_000, generator=torch.Generator().manual_seed(0))
+    opt.step()
+    assert opt.diagnostics()["clipped_share"] == 0
+
+
 def test_diagnostics_go_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = []
     for size in (2**20, 7):

@@ -1,5 +1,6 @@
 """States that are saved and loaded: to the bit, nothing shared, from Adam too, and by torch.distributed.checkpoint."""
 
+import contextlib
 import copy
 import io
 import pickle
@@ -16,7 +17,7 @@ from torch.distributed.checkpoint.state_dict import (
     set_optimizer_state_dict,
 )
 
-from avagrad import AvaGrad
+from avagrad import AvaGrad, AvaStep
 
 STEPS, BREAK_AT = 20, 12
 NAN = float("nan")
@@ -107,6 +108,37 @@ def test_hooks_of_the_user_see_and_change_what_is_loaded() -> None:
     assert fresh.state[params[1]]["exp_avg"] == 0
     assert opt.state[params[1]]["exp_avg"] != 0  # nothing is shared
     assert len(fresh._optimizer_load_state_dict_pre_hooks) == len(fresh._optimizer_load_state_dict_post_hooks) == 1
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+def test_entries_of_a_state_that_belong_to_no_parameter(foreign: bool) -> None:
+    """torch allows them, and copies them along."""
+    w = torch.nn.Parameter(torch.ones(2))
+    w.grad = torch.ones(2)
+    saver: Any = torch.optim.Adam([w]) if foreign else AvaStep([w])
+    saver.step()
+    saved = saver.state_dict()
+    saved["state"]["calls"] = 5
+    opt = AvaStep([w], lr=0.5)
+    with pytest.warns(UserWarning, match="another optimizer") if foreign else contextlib.nullcontext():
+        opt.load_state_dict(saved)
+    before = w.detach().clone()
+    opt.step()
+    assert not torch.equal(before, w)
+    assert opt.state["calls"] == 5
+
+
+def _init_optim_state(opt: Any) -> None:
+    opt.step()
+
+
+def test_only_torch_asks_for_a_state() -> None:
+    """A function of yours may have the name of torch's: its first step in a warm-up from 0 is a step."""
+    w = torch.nn.Parameter(torch.ones(2))
+    opt = AvaStep([w], lr=0.0)
+    w.grad = torch.ones(2)
+    _init_optim_state(opt)
+    assert opt.state[w]["step"] == 1
 
 
 @pytest.mark.parametrize("name", [*DELAYED, "AdaBound"])

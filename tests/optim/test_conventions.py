@@ -292,6 +292,43 @@ def test_a_decay_of_more_than_five_percent_is_warned_of_once(make: Any, says: st
     opt.step()  # and not again: warnings are errors here
 
 
+def test_warnings_name_the_line_of_the_user() -> None:
+    """Behind a scheduler, a scaler, or a closure, which wrap step()."""
+    opt, w = decayed(AvaStep, 1.0, 0.1)
+    lr_scheduler.LambdaLR(opt, lambda _: 1.0)
+    with pytest.warns(UserWarning, match="each step shrinks every weight") as all_:
+        opt.step(lambda: 0.0)
+    assert all_[0].filename == __file__
+    opt, w = decayed(AvaStep, 1.0, 0.1)
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(w.sum())  # makes its scale
+    with pytest.warns(UserWarning, match="each step shrinks every weight") as all_:
+        scaler.step(opt)
+    assert all_[0].filename == __file__
+    adam = torch.optim.Adam([w])
+    adam.step()
+    with pytest.warns(UserWarning, match="from another optimizer") as all_:
+        opt.load_state_dict(adam.state_dict())
+    assert all_[0].filename == __file__
+
+
+@pytest.mark.parametrize("how", [{}, {"foreach": True}, {"foreach": False}, {"fused": True}], ids=str)
+def test_parameters_that_have_no_shape_yet(how: dict[str, Any]) -> None:
+    lazy, plain = torch.nn.LazyLinear(4), torch.nn.Linear(3, 2)
+    opt = AvaGrad([*lazy.parameters(), *plain.parameters()], **how)
+    for _ in range(3):
+        plain(torch.ones(2, 3)).sum().backward()
+        opt.step()
+    before = plain.weight.detach().clone()
+    lazy(torch.ones(2, 3)).sum().backward()
+    opt.step()
+    lazy(torch.ones(2, 3)).sum().backward()
+    weight = lazy.weight.detach().clone()
+    opt.step()
+    assert not torch.equal(weight, lazy.weight)
+    assert not torch.equal(before, plain.weight)
+
+
 @pytest.mark.parametrize(
     ("make", "lr", "decay"),
     [(AvaGradW, 0.5, 0.1), (AvaGrad, 1.0, 0.1), (AvaGradW, torch.tensor(1.0), 0.1), (AvaStep, 1e-3, 0.1)],

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from avagrad import AvaGrad, AvaStep
+from avagrad import AvaGrad, AvaGradW, AvaStep
 from avagrad.optim.backends.loop import blocks
 
 INF = torch.inf
@@ -174,6 +174,39 @@ def test_a_step_allocates_as_much_for_few_tensors_as_for_many(name: str, dtype: 
     assert 5 < counts[0] == counts[1]
 
 
+def test_frozen_parameters_between_small_ones_do_not_keep_them_apart() -> None:
+    counts = []
+    for frozen in (0, 2**18):
+        params = []
+        for _ in range(20):
+            params += [torch.nn.Parameter(torch.empty(frozen), requires_grad=False)] * bool(frozen)
+            params.append(torch.nn.Parameter(torch.ones(5)))
+        opt = AvaStep(params, foreach=True)
+        for _ in range(2):
+            for p in params:
+                p.grad = torch.ones_like(p) if p.requires_grad else None
+            with NewTensors() as made:
+                opt.step()
+        counts.append(made.count)
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("path", ["loop", "foreach", "foreach joined", "fused"])
+def test_a_gradient_that_is_the_weight_itself(path: str) -> None:
+    """That of |w|^2 / 2. Decay must not reach it before it is read."""
+    how = {"loop": {"foreach": False}, "fused": {}}.get(path, {"foreach": True})
+    params = [torch.nn.Parameter(torch.tensor([1.0, 2.0]).double()) for _ in range(1 + (path == "foreach joined"))]
+    other = torch.nn.Parameter(torch.tensor([1.0, 2.0]).double())
+    opt, expected = (AvaGradW(ps, lr=0.1, weight_decay=0.5, **how) for ps in (params, [other]))
+    for _ in range(3):
+        for p in params:
+            p.grad = p.data
+        other.grad = other.detach().clone()
+        opt.step()
+        expected.step()
+    torch.testing.assert_close(params[0].detach(), other.detach(), rtol=1e-12, atol=0)
+
+
 @pytest.mark.parametrize("name", DELAYED)
 @pytest.mark.parametrize("starts", [(0, 0), (0, 2), (0, 4), (2, 4, 0)], ids=str)
 def test_parameters_that_share_memory_all_move(name: str, starts: tuple[int, ...]) -> None:
@@ -246,6 +279,29 @@ def test_inside_backward_the_bits_are_the_same_with_an_unused_parameter(
         ends.append(([p.detach() for p in params], gammas))
     assert all(torch.equal(x, y) for x, y in zip(ends[0][0], ends[1][0], strict=True))
     assert ends[0][1] == ends[1][1]
+
+
+def test_inside_backward_the_bits_are_the_same_if_an_unused_parameter_shares_memory() -> None:
+    ends = []
+    for in_backward in (False, True):
+        rng = torch.Generator().manual_seed(0)
+        base = torch.randn(300, generator=rng)
+        used, unused = torch.nn.Parameter(base[:200]), torch.nn.Parameter(base[100:])
+        others = [torch.nn.Parameter(torch.randn(n, generator=rng)) for n in (177, 91)]
+        opt, gammas = AvaGrad([used, unused, *others], lr=0.1, foreach=True), []
+        for _ in range(8):
+            loss: Any = sum((p * torch.randn(p.shape, generator=rng)).sin().sum() for p in (used, *others))
+            if in_backward:
+                with opt.step_in_backward():
+                    loss.backward()
+                    opt.step()
+            else:
+                loss.backward()
+                opt.step()
+            opt.zero_grad()
+            gammas.append(opt.gamma())
+        ends.append(gammas)
+    assert ends[0] == ends[1]
 
 
 @pytest.mark.parametrize("numel", [100, 2**20 + 1], ids=["joined", "in blocks"])

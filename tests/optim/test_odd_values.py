@@ -36,6 +36,13 @@ def assert_as_the_loop(name: str, w: Tensor, grads: list[Tensor], path: str, dev
         torch.testing.assert_close(one.state[p][key], two.state[q][key], **close)
 
 
+@pytest.mark.parametrize("path", OTHERS)
+def test_a_gamma_that_is_nan_reaches_coordinates_without_a_gradient(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device = take_fused_path(path, monkeypatch) if path in FUSED_PATHS else "cpu"
+    grads = [torch.tensor(g) for g in ([1.0, 1.0, 0.0], [NAN, 1.0, 0.0], [1.0, 1.0, 0.0])]
+    assert_as_the_loop("AvaGrad", torch.ones(3), grads, path, device, active_only=True)
+
+
 @pytest.mark.parametrize("beta1", [0.0, 0.5, 0.9])
 def test_an_infinite_gradient_that_the_clamp_bounds(beta1: float) -> None:
     grads = [torch.tensor([1.0, 1.0]), torch.tensor([1.0, 1.0]), torch.tensor([INF, 1.0])]

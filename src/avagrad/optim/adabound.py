@@ -134,8 +134,7 @@ class AdaBound(RuleOptimizer):
         """Add a parameter group; its first lr becomes its ``base_lr`` unless it has one."""
         super().add_param_group(param_group)
         if param_group["base_lr"] is None:
-            lr = param_group["lr"]
-            param_group["base_lr"] = lr.item() if isinstance(lr, Tensor) else lr
+            param_group["base_lr"] = float(param_group["lr"])
 
     def _state_tensors(self, group: Group) -> dict[str, bool]:
         return {"exp_avg": True, "exp_avg_sq": True} | ({"max_exp_avg_sq": True} if group["amsbound"] else {})

@@ -53,24 +53,16 @@ def adashift_step(
     for i in range(1, n):
         oldest = where(slot == i, kept[i], oldest)
     kept = [where(slot == i, g, kept[i]) for i in range(n)]
-    weights = [_power(beta1, (slot - i) % n) for i in range(n)]  # beta1^age, the newest first
+    weights = [beta1 ** ((slot - i) % n) for i in range(n)]  # beta1^age, the newest first
     m = sum((a * x for a, x in zip(weights, kept, strict=True)), torch.zeros_like(g)) / sum(weights)
 
     squared = oldest * oldest
     if reduce == "max":
-        squared = (largest or _largest)(squared)
+        squared = largest(squared) if largest is not None else squared.amax() if squared.numel() else squared.sum()
     started = t > n
     v = where(started, beta2 * v + (1 - beta2) * squared, v)
     v_hat = v / bias_correction_of(beta2, 1 + (t - n - 1) * indicator(started, t))
     return where(started, w - lr * m / (sqrt(v_hat) + eps), w), kept, v
-
-
-def _largest(x: Tensor) -> Tensor:
-    return x.amax() if x.numel() else x.sum()
-
-
-def _power(base: Scalar, exponent: Scalar) -> Scalar:
-    return torch.pow(base, exponent) if isinstance(exponent, Tensor) else base**exponent
 
 
 @dataclass(frozen=True)

@@ -4,7 +4,9 @@ import difflib
 import functools
 import inspect
 import numbers
+import os
 import sys
+import traceback
 from collections.abc import Callable, Collection, Iterable, Mapping
 from typing import Any, ParamSpec, TypeAlias
 
@@ -13,20 +15,6 @@ from torch import Tensor
 
 from avagrad.optim.rounding import ROUNDINGS
 
-__all__ = [
-    "ALLOWED",
-    "BOOL",
-    "EPS_MAX",
-    "EPS_MIN",
-    "Allowed",
-    "check_group_keys",
-    "check_values",
-    "explain_unknown_keywords",
-    "is_finite",
-    "plain_number",
-]
-
-EPS_MIN, EPS_MAX = 1e-15, 1e15
 _P = ParamSpec("_P")
 
 # For each key what is allowed: a description and a predicate.
@@ -95,6 +83,13 @@ def explain_unknown_keywords(init: Callable[_P, None]) -> Callable[_P, None]:
     return checked
 
 
+def callers_level() -> int:
+    """Return the ``stacklevel`` at which a warning names the first line outside of torch and this package."""
+    ours = tuple(os.path.dirname(path) + os.sep for path in (torch.__file__, os.path.dirname(__file__)))
+    frames = enumerate(traceback.walk_stack(sys._getframe(1)), 1)
+    return next((level for level, (frame, _) in frames if not frame.f_code.co_filename.startswith(ours)), 1)
+
+
 def is_finite(x: Any) -> bool:
     """Return whether a value is a finite number; a bool is none."""
     if isinstance(x, bool) or not isinstance(x, numbers.Real):
@@ -125,8 +120,8 @@ ALLOWED: Allowed = {
     "lr": ("a finite number of at least 0, or a float tensor that holds one", _is_lr),
     "betas": ("two numbers from 0 up to, but not including, 1", _is_pair_of_betas),
     "eps": (
-        f"a number from {EPS_MIN:g} to {EPS_MAX:g}: a rate may be 1 / eps, and its square has to fit into float32",
-        lambda x: is_finite(x) and EPS_MIN <= x <= EPS_MAX,
+        "a number from 1e-15 to 1e+15: a rate may be 1 / eps, and its square has to fit into float32",
+        lambda x: is_finite(x) and 1e-15 <= x <= 1e15,
     ),
     "weight_decay": ("a finite number of at least 0", lambda x: is_finite(x) and x >= 0),
     "maximize": BOOL,

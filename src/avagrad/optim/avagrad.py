@@ -41,10 +41,6 @@ class DelayedOptimizer(RuleOptimizer):
             lambda x: x is None or (is_finite(x) and 1 < x <= 1e15),
         ),
     }
-    _rechecked_keys = (
-        "eps", "norm", "norm_of", "rounding", "rounding_seed", "clip_update", "clip_moment",
-        "bias_correction", "active_only", "decoupled_weight_decay", "maximize",
-    )  # fmt: skip
     _own_keys = ("bias_correction", "active_only", "decoupled_weight_decay")
     _process_group: Any = None  # of an optimizer that was copied or unpickled
 

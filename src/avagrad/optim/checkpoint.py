@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, StateDict
 
+from avagrad.optim.arguments import callers_level
 from avagrad.optim.params import Group
 from avagrad.optim.rounding import moment_dtype
 from avagrad.optim.sharding import PLAIN, is_dtensor, local_part
@@ -66,13 +67,14 @@ def _warn_foreign(opt: "RuleOptimizer", loaded: StateDict) -> None:
     adopted = [item for group in groups for item in opt._adopted(group).items()]
     also = "".join(f", {key}={value!r}" for key, value in dict(adopted).items())
     wanted = {"step", *chain.from_iterable(opt._state_tensors(group) for group in opt.param_groups)}
-    unused = dict.fromkeys(key for values in loaded["state"].values() for key in values if key not in wanted)
+    states = [state for state in loaded["state"].values() if isinstance(state, dict)]
+    unused = dict.fromkeys(key for state in states for key in state if key not in wanted)
     dropped = f" Not used: {', '.join(map(str, unused))}." if unused else ""
     lr = " Loading a scheduler's state as well restores that optimizer's lr: make a new scheduler, or set its base_lrs."
     warnings.warn(
         f"{type(opt).__name__}: the loaded state is from another optimizer ({reasons[0]}). Its moments and step counts"
         f"{also} are loaded; all other hyper-parameters are kept.{dropped}{'' if adopted else lr}",
-        stacklevel=4,
+        stacklevel=callers_level(),
     )
 
 

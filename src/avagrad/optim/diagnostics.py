@@ -66,7 +66,7 @@ def _sums(views: Iterable[ParamView], rule: Delayed, step: float, device: torch.
             if step:
                 m_hat, kept = rule.momentum(m, r, step)
                 if kept is not m_hat:
-                    clipped += torch.count_nonzero((kept - m_hat).bool())  # bool: without branches
+                    clipped += torch.count_nonzero(m_hat / kept > 1 + 1e-5)  # beyond rounding
                 eta = rule.rates(r, step)
                 for total, move in ((predicted, r.mul_(eta)), (real, eta.mul_(kept))):  # in memory that is here
                     total += torch.dot(move.flatten(), move.flatten())

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import Optimizer, ParamsT, StateDict
 
-from avagrad.optim.arguments import ALLOWED, Allowed, check_group_keys, check_values, plain_number
+from avagrad.optim.arguments import ALLOWED, Allowed, callers_level, check_group_keys, check_values, plain_number
 from avagrad.optim.backends import choose, fused
 from avagrad.optim.checkpoint import load_state_dict
 from avagrad.optim.in_backward import StepInBackward
@@ -39,7 +39,6 @@ class RuleOptimizer(Optimizer):
 
     _rule_class: ClassVar[type[Rule]]
     _allowed: ClassVar[Allowed] = ALLOWED
-    _rechecked_keys: ClassVar[tuple[str, ...]] = ()  # they are validated again at each new snapshot
     # A checkpoint whose groups lack one of these is from another optimizer, such as torch.optim.Adam.
     _own_keys: ClassVar[tuple[str, ...]] = ()
     _has_kernels: ClassVar[bool] = False  # else the loop takes all steps
@@ -99,7 +98,7 @@ class RuleOptimizer(Optimizer):
             warnings.warn(
                 f"{type(self).__name__}: lr * weight_decay is {decay:g}, so that each step shrinks every weight by "
                 f"{100 * decay:.3g} %. {self._lr_hint}.",
-                stacklevel=9,
+                stacklevel=callers_level(),
             )
 
     # --- groups ---
@@ -225,9 +224,7 @@ class RuleOptimizer(Optimizer):
         if params is not None and params.matches(self, rules) and not params.lacks(in_backward=in_backward):
             return params
         for group in self.param_groups:
-            chosen = {key: group[key] for key in self._rechecked_keys if key in self.defaults}
-            check_values(type(self).__name__, chosen, self._allowed)
-            self._check_combination(group)
+            self._check({**group, "lr": 0.0})  # which may be on a device
         self._check_together(self.param_groups)
         every = [p for group in self.param_groups for p in group["params"]]
         _reject_duplicates(type(self).__name__, every)
@@ -270,11 +267,7 @@ class RuleOptimizer(Optimizer):
     @torch._disable_dynamo  # type: ignore[attr-defined]  # as in torch: nothing here can be compiled
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Take one step.
-
-        Args:
-            closure: evaluates the model again and returns the loss.
-        """
+        """Take one step. ``closure`` evaluates the model again and returns the loss."""
         self._reject_capture_of_host_scalars()
         if self._in_backward is not None and self._in_backward.close(closure):
             return None
@@ -321,8 +314,9 @@ class RuleOptimizer(Optimizer):
         rates = [group["lr"] for group in self.param_groups]
         if any(self.state.values()) or any((isinstance(lr, Tensor) and not lr.is_cpu) or lr != 0 for lr in rates):
             return False
-        callers = traceback.walk_stack(sys._getframe(1))
-        return any(frame.f_code.co_name == "_init_optim_state" for frame, _ in itertools.islice(callers, 40))
+        callers = itertools.islice(traceback.walk_stack(sys._getframe(1)), 40)
+        names = [(frame.f_code.co_name, frame.f_globals.get("__name__")) for frame, _ in callers]
+        return ("_init_optim_state", "torch.distributed.checkpoint.state_dict") in names
 
     def _reject_sparse(self, grads: Sequence[Tensor | None]) -> None:
         for g in grads:

@@ -1,5 +1,6 @@
 """Params: an immutable snapshot of an optimizer's groups, parameters and states."""
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from itertools import chain
 from operator import is_
@@ -9,7 +10,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from avagrad.optim.backends.choose import backends_for
-from avagrad.optim.backends.loop import Backend
+from avagrad.optim.backends.loop import Backend, batch_size
 from avagrad.optim.rounding import is_half
 from avagrad.optim.rules import Rule, Scalar, scalar_dtype
 from avagrad.optim.sharding import PLAIN, Sharding, is_dtensor, local_part
@@ -35,7 +36,8 @@ class ParamView(NamedTuple):
     compensation: Tensor | None  # the rounding error so far
     group: int
     param_id: int  # index among all parameters of the optimizer
-    offset: int  # coordinates of the group's parameters before it, whether or not they have a state
+    offset: int  # coordinates of small parameters of the group before it, whether or not they have a state
+    is_small: bool  # foreach joins it with others
     rounding: str
     seed: int
     on_host: bool  # whether the step count may be read
@@ -64,6 +66,7 @@ class Params:
         self.sharding: Sharding | None = opt._sharding()
         self.views: list[ParamView] = []
         self.others: list[Tensor] = []  # those without a view
+        memory = Counter(_memory_of(p) for ps in self.params for p in ps)
         param_id = 0
         for index, (group, rule) in enumerate(zip(groups, rules, strict=True)):
             offset = 0
@@ -71,12 +74,14 @@ class Params:
                 state = opt.state.get(p)
                 if not state and placeholders and rule.counts_from_start and p.requires_grad:
                     state = opt._new_state(p, group, expanded=True)
+                numel = 0 if is_lazy(p) else local_part(p).numel()
+                is_small = numel <= batch_size(p.device) // 4 and (not numel or memory[_memory_of(p)] == 1)
                 if state and not _is_frozen_from_start(p, state, rule):
-                    self.views.append(_view(opt, p, state, group, (index, param_id, offset)))
+                    self.views.append(_view(opt, p, state, group, (index, param_id, offset, is_small)))
                 else:
                     self.others.append(p)
                 param_id += 1
-                offset += 0 if is_lazy(p) else p.numel()
+                offset += numel if is_small else 0
         self.devices = list(dict.fromkeys(view.w.device for view in self.views))
         self.has_dtensors = any(is_dtensor(view.param) for view in self.views)
         self.backends: list[Backend] = backends_for(opt, self.views, groups, rules)
@@ -129,8 +134,14 @@ class Params:
         return addresses
 
 
+def _memory_of(p: Tensor) -> int | None:
+    """Return the address of a parameter's memory: foreach must not join parameters that share it."""
+    x = local_part(p)
+    return x.untyped_storage().data_ptr() if type(x) in PLAIN and x.numel() else None
+
+
 def _view(
-    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, where: tuple[int, int, int]
+    opt: "RuleOptimizer", p: Tensor, state: dict[str, Tensor], group: Group, where: tuple[int, int, int, bool]
 ) -> ParamView:
     rounding = group.get("rounding", "nearest") if is_half(p.dtype) else "nearest"
     compensation = state.get("compensation") if rounding == "kahan" else None
@@ -154,7 +165,7 @@ def _layout(groups: Sequence[Group], rules: Sequence[Rule]) -> list[Any]:
 
 def _state_values(opt: "RuleOptimizer") -> Iterable[Any]:
     """Return all parameters, keys and values of the states, as one sequence of objects."""
-    states = opt.state.values()
+    states = [state for state in opt.state.values() if isinstance(state, dict)]  # there may be others, as in torch
     return chain(opt.state, chain.from_iterable(states), chain.from_iterable(map(dict.values, states)))
 
 

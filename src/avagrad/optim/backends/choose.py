@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 from torch.optim.optimizer import _default_to_fused_or_foreach
 
+from avagrad.optim.arguments import callers_level
 from avagrad.optim.backends import fused, native
 from avagrad.optim.backends.foreach import Foreach
 from avagrad.optim.backends.loop import Backend, Loop
@@ -65,5 +66,5 @@ def _warn_of_missing_native(reason: str) -> None:
     warnings.warn(
         f"{reason}. Until then steps use foreach, which takes several times as long; set foreach=True to "
         "silence this warning.",
-        stacklevel=2,
+        stacklevel=callers_level(),
     )

@@ -9,13 +9,13 @@ over memory, ``1 / (sqrt(v / c) + eps)`` is written ``sqrt(c) / (sqrt(v) + eps s
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 from torch import Tensor
 
 from avagrad.optim.backends.fused import layouts
-from avagrad.optim.backends.loop import Loop, block_size, blocks, rounding_of, unscaled
+from avagrad.optim.backends.loop import Loop, batch_size, blocks, rounding_of, unscaled
 from avagrad.optim.rounding import store
 from avagrad.optim.rules import LARGEST, Delayed, Rule, Scalar, bias_correction_of, indicator, scalar_dtype
 from avagrad.optim.sharding import PLAIN
@@ -27,24 +27,32 @@ if TYPE_CHECKING:
 __all__ = ["Foreach"]
 
 
-class _Batch(NamedTuple):
-    """Flat parameters of one group, device, dtype and placement; or one parameter, or a block of it, as it is."""
+class _Piece(NamedTuple):
+    """The state of a small parameter, flat; or of a large one, or a block of it, as it is."""
 
-    views: list[int]  # the index of each tensor's view,
-    parts: list[int]  # and which block of the view it is
-    orders: list[tuple[int, ...]]  # in which dimensions are flattened, () for the usual; none if they are not
-    numels: list[int]
-    repeats: Tensor  # the same, on the device
-    steps: list[Tensor]
-    ms: list[Tensor]
-    vs: list[Tensor]
-    compensations: list[Tensor]  # one for each, or none
+    view: int  # its index
+    block: int  # which block of the parameter
+    numel: Tensor  # on the device
+    step: Tensor
+    m: Tensor
+    v: Tensor
+    compensation: Tensor | None = None
+
+
+class _Batch:
+    """What is moved together: small parameters of one group, device, dtype and placement, joined; or one piece."""
+
+    def __init__(self, pieces: list[_Piece], *, is_joined: bool) -> None:
+        self.pieces, self.is_joined = pieces, is_joined
+        self.steps, self.ms, self.vs = ([getattr(x, name) for x in pieces] for name in ("step", "m", "v"))
+        self.compensations = [x.compensation for x in pieces if x.compensation is not None]
+        self.numels = [m.numel() for m in self.ms]
+        self.repeats = torch.stack([x.numel for x in pieces])  # the same, on the device; works in a CUDA graph
 
     def select(self, places: list[int]) -> "_Batch":
-        if len(places) == len(self.views):
+        if len(places) == len(self.pieces):
             return self
-        part = _Batch._make([each[i] for i in places] if len(each) else [] for each in self)
-        return part._replace(repeats=torch.stack([*part.repeats]))
+        return _Batch([self.pieces[i] for i in places], is_joined=self.is_joined)
 
     def split(self, x: Tensor) -> list[Tensor]:
         return list(torch.split(x, self.numels)) if len(self.numels) > 1 else [x]
@@ -63,26 +71,26 @@ class _Batch(NamedTuple):
 
 
 class Foreach(Loop):
-    """Like :class:`Loop`, for many tensors at once."""
+    """A backend for the delayed rule that moves all parameters of a kind together."""
 
     def __init__(self, views: Sequence["ParamView"], rules: Sequence[Rule] = ()) -> None:
         super().__init__(views, rules)
         self._batches = _batches(views)
         self._places: list[list[tuple[int, int]]] = [[] for _ in views]  # of each view: a batch, and the place there
         for number, batch in enumerate(self._batches):
-            for place, i in enumerate(batch.views):
-                self._places[i].append((number, place))
+            for place, piece in enumerate(batch.pieces):
+                self._places[piece.view].append((number, place))
         self._tensors = [view.w for view in views]
         self._layouts = layouts(self._tensors)
-        self._orders = [_order(_tensors_of(view)) for view in views]
 
     def fits(self) -> bool:
         """Return whether the parameters still have the layout in which they are flat."""
         return super().fits() and layouts(self._tensors) == self._layouts
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
-        """Move the parameter of one view; return False if it has another layout now: a hook may change it."""
-        return _order(_tensors_of(self.views[i])) == self._orders[i] and super().move_one(i, g, step)
+        """Move the parameter of one view; return False if it is not flat any more: a hook may change it."""
+        is_joined = self._batches[self._places[i][0][0]].is_joined
+        return (not is_joined or self._tensors[i].is_contiguous()) and super().move_one(i, g, step)
 
     def _alike(self, views: Iterable[int]) -> Iterator[tuple[int, _Batch, Scalar]]:
         """Yield the parts of batches that contain these views, and their number of gradients: a tensor if not read."""
@@ -99,19 +107,17 @@ class Foreach(Loop):
     def _move_all(self, grads: Mapping[int, Tensor], step: "Step") -> None:
         split: dict[int, Sequence[Sequence[Tensor]]] = {}  # the blocks of large parameters and gradients
         for _, batch, steps in self._alike(grads):
-            view, device, dtype = self.views[batch.views[0]], batch.ms[0].device, batch.ms[0].dtype
+            views = [piece.view for piece in batch.pieces]
+            view, device, dtype = self.views[views[0]], batch.ms[0].device, batch.ms[0].dtype
             rule = step.rule(view.group, device)
             assert isinstance(rule, Delayed)
-            pairs: Sequence[Sequence[Tensor]]
-            if batch.orders:
-                orders = zip(batch.views, batch.orders, strict=True)
-                pairs = [(_flat(self._tensors[i], order), _flat(grads[i], order)) for i, order in orders]
+            if batch.is_joined:
+                ws, gs = [self._tensors[i].flatten() for i in views], [grads[i].flatten() for i in views]
             else:
-                i = batch.views[0]
+                i = views[0]
                 if i not in split:
-                    split[i] = list(zip(blocks(self._tensors[i]), blocks(grads[i]), strict=True))
-                pairs = [split[i][batch.parts[0]]]
-            ws, gs = (list(column) for column in zip(*pairs, strict=True))
+                    split[i] = blocks(self._tensors[i]), blocks(grads[i])
+                ws, gs = ([of[batch.pieces[0].block]] for of in split[i])
             w = _joined(ws).to(dtype)
             if batch.compensations:
                 w.add_(_joined(batch.compensations))
@@ -119,16 +125,16 @@ class Foreach(Loop):
             if view.rounding == "nearest":
                 batch.write(ws, w)
                 continue
-            for place, (i, wide) in enumerate(zip(batch.views, batch.split(w), strict=True)):
-                how = rounding_of(self.views[i], self.views[i].step_value())
-                store(ws[place], wide, compensation=(batch.compensations or {place: None})[place], **how)
+            for piece, x, wide in zip(batch.pieces, ws, batch.split(w), strict=True):
+                how = rounding_of(self.views[piece.view], self.views[piece.view].step_value())
+                store(x, wide, compensation=piece.compensation, **how)
         _count([self.views[i].step for i in grads])
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
         """Return on each device the sums of eta^p and the counts, a row for each batch."""
         found: dict[torch.device, dict[int, Tensor]] = {}
         for number, batch, steps in self._alike(range(len(self.views))):
-            rule = rules[self.views[batch.views[0]].group]
+            rule = rules[self.views[batch.pieces[0].view].group]
             assert isinstance(rule, Delayed)
             row = _totals(batch, steps, rule)
             rows = found.setdefault(row.device, {})
@@ -139,11 +145,8 @@ class Foreach(Loop):
         """Return for each device and row of the sums the index of one of its views: they have the same placement."""
         rows: dict[torch.device, list[int]] = {}
         for batch in self._batches:
-            rows.setdefault(batch.ms[0].device, []).append(batch.views[0])
+            rows.setdefault(batch.ms[0].device, []).append(batch.pieces[0].view)
         return rows
-
-
-# --- batches ---------------------------------------------------------------------------------------------------------
 
 
 def _batches(views: Sequence["ParamView"]) -> list[_Batch]:
@@ -152,62 +155,23 @@ def _batches(views: Sequence["ParamView"]) -> list[_Batch]:
     Which parameters are joined, and the order of batches, do not depend on which parameters have a state so far. So a
     step inside backward, which makes a state for all, has the bits of an ordinary one.
     """
-    found: dict[Any, list[tuple[Any, ...]]] = {}
-    shared = _overlapping([view.w for view in views])
+    found: dict[tuple[int, int, int, int, str], list[_Piece]] = {}
     for i, view in enumerate(views):
-        n, most = view.w.numel(), block_size(view.w.device)
-        if view.w.device.type == "cpu":
-            most = -(-most // 8)  # or each temporary is new memory from the system, beyond the caches
-        place = view.group, view.offset // most
-        tensors = _tensors_of(view)
-        order = _order(tensors)
-        if order is None or i in shared or n > most // 4:  # a large one has more work than calls
-            for part, (w, *pieces) in enumerate(zip(*map(blocks, tensors), strict=True)):
-                found[*place, view.param_id, part] = [(i, part, None, w.numel(), view.step, *pieces)]
-            continue
-        placement = getattr(view.param, "device_mesh", None), getattr(view.param, "placements", None)
-        kind = view.w.device, view.w.dtype, view.step.device, len(tensors), placement
-        flat = [_flat(x, order) for x in tensors[1:]]
-        found.setdefault((*place, -1, kind), []).append((i, 0, order, n, view.step, *flat))
-    return [_batch(found[key]) for key in sorted(found, key=lambda key: (*key[:3], str(key[3])))]
+        tensors = [x for x in (view.w, *view.state, view.compensation) if x is not None]
+        place = view.group, view.offset // batch_size(view.w.device)
+        if view.is_small and all(type(x) in PLAIN and x.is_contiguous() for x in tensors):
+            placement = getattr(view.param, "device_mesh", None), getattr(view.param, "placements", None)
+            kind = view.w.device, view.w.dtype, view.step.device, len(tensors), placement
+            found.setdefault((*place, -1, 0, str(kind)), []).append(_piece(i, 0, view, [x.flatten() for x in tensors]))
+        else:
+            for block, parts in enumerate(zip(*map(blocks, tensors), strict=True)):
+                found[*place, view.param_id, block, ""] = [_piece(i, block, view, parts)]
+    return [_Batch(found[key], is_joined=key[2] < 0) for key in sorted(found)]
 
 
-def _batch(pieces: list[tuple[Any, ...]]) -> _Batch:
-    views, parts, orders, numels, steps, ms, vs, *rests = (list(column) for column in zip(*pieces, strict=True))
-    repeats = torch.stack([torch.full((), n, device=ms[0].device) for n in numels])  # works in a CUDA graph
-    return _Batch(views, parts, [] if None in orders else orders, numels, repeats, steps, ms, vs, *(rests or [[]]))
-
-
-def _tensors_of(view: "ParamView") -> list[Tensor]:
-    return [x for x in (view.w, *view.state, view.compensation) if x is not None]
-
-
-def _overlapping(tensors: Sequence[Tensor]) -> set[int]:
-    """Return the indices of tensors that may share memory: joined, one of them would overwrite the other's update."""
-    found: set[int] = set()
-    ends: dict[torch.device, tuple[int, int]] = {}  # where memory in use ends so far, and by whom
-    spans = [(x.data_ptr(), i) for i, x in enumerate(tensors) if type(x) in PLAIN and x.numel()]
-    for start, i in sorted(spans):
-        x = tensors[i]
-        last = sum((n - 1) * stride for n, stride in zip(x.shape, x.stride(), strict=True))
-        end, other = ends.get(x.device, (0, i))
-        if start < end:
-            found |= {i, other}
-        ends[x.device] = max((end, other), (start + (last + 1) * x.element_size(), i))
-    return found
-
-
-def _order(tensors: list[Tensor]) -> tuple[int, ...] | None:
-    """Return the order of dimensions in which all these are contiguous, () for the usual one; None if not alike."""
-    order = sorted(range(tensors[0].dim()), key=tensors[0].stride, reverse=True)
-    if not all(type(x) in PLAIN and x.permute(order).is_contiguous() for x in tensors):
-        return None
-    return () if order == sorted(order) else tuple(order)
-
-
-def _flat(x: Tensor, order: tuple[int, ...]) -> Tensor:
-    """Return a tensor as one dimension: a view, if this is its order in memory."""
-    return (x.permute(order) if order else x).flatten()
+def _piece(i: int, block: int, view: "ParamView", parts: Sequence[Tensor]) -> _Piece:
+    w, *state = parts
+    return _Piece(i, block, torch.full((), w.numel(), device=w.device), view.step, *state)
 
 
 def _joined(xs: list[Tensor]) -> Tensor:
@@ -268,7 +232,11 @@ def _delayed_step(batch: _Batch, w: Tensor, g: Tensor, steps: Scalar, rule: Dela
     if flags.maximize:
         g = -g
     size = v.sqrt()
-    g = _decay(batch, w, g, size, steps, rule)
+    if flags.decays and not flags.decoupled:
+        added = w * rule.weight_decay
+        if flags.active_only:  # decay alone does not make a coordinate active
+            added = torch.where((size == 0) & (g == 0), 0.0, added)
+        g = g + added
     if flags.norm_of_step:
         g = _bounded(batch, g, size, steps, rule)
     if rule.beta1 > 0.5:
@@ -297,6 +265,9 @@ def _move(batch: _Batch, w: Tensor, m: Tensor, size: Tensor, steps: Scalar, rule
     if active is not None:
         size.div_(active)  # infinite, so that the rate is 0
     scale = rule.lr * gamma * root / correction
+    if flags.decays and flags.decoupled:  # after the gradient is read, which may be the parameter itself
+        decay = rule.lr * rule.weight_decay * (indicator(steps > 0, steps) if flags.bias_correction else 1.0)
+        w.mul_(batch.spread(1 - decay))
     if flags.bias_correction and isinstance(steps, Tensor):
         scale = torch.where(steps > 0, scale, 1.0)  # nor does a gamma that is NaN
     w.addcdiv_(m, size.div_(batch.spread(scale)), value=-1)
@@ -309,17 +280,3 @@ def _bounded(batch: _Batch, g: Tensor, size: Tensor, steps: Scalar, rule: Delaye
         return g
     most = torch.where(size > 0, size * batch.spread(k / rule.root(steps)), math.inf)
     return torch.clamp(g, -most, most, out=most)
-
-
-def _decay(batch: _Batch, w: Tensor, g: Tensor, size: Tensor, steps: Scalar, rule: Delayed) -> Tensor:
-    """Decay the weights in place, or return gradients with the decay added."""
-    if not rule.flags.decays:
-        return g
-    if rule.flags.decoupled:
-        decay, corrected = rule.lr * rule.weight_decay, rule.flags.bias_correction
-        w.mul_(batch.spread(1 - decay * (indicator(steps > 0, steps) if corrected else 1.0)))
-        return g
-    added = w * rule.weight_decay
-    if rule.flags.active_only:  # decay alone does not make a coordinate active
-        added = torch.where((size == 0) & (g == 0), 0.0, added)
-    return g + added

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from avagrad.optim.backends import native
 from avagrad.optim.backends.loop import Backend
@@ -42,7 +43,7 @@ SHARED = 19  # numbers that the coordinates of a tensor share in a step, compute
 def unsupported_reason(params: Sequence[Tensor]) -> str | None:
     """Return why the fused backend cannot move these tensors; None if it can."""
     for p in params:
-        if not p.is_floating_point():  # a frozen weight of a quantised model, which never moves
+        if is_lazy(p) or not p.is_floating_point():  # not yet there, or a frozen weight of a quantised model
             continue
         if p.device.type not in _DTYPES:
             return f"a parameter is on {p.device}; it must be on a CUDA device or on the CPU"

@@ -24,6 +24,11 @@ def block_size(device: torch.device) -> int:
     return CPU_BLOCK if device.type == "cpu" else BLOCK
 
 
+def batch_size(device: torch.device) -> int:
+    """Return how many coordinates the parameters have that foreach joins, each at most a quarter of them."""
+    return -(-CPU_BLOCK // 8) if device.type == "cpu" else BLOCK  # or each temporary is new memory, beyond the caches
+
+
 def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
     """Return views that cover ``x``, none much larger than ``size``, by default that of its device."""
     size = size or block_size(x.device)

@@ -237,7 +237,8 @@ static inline __attribute__((always_inline)) void IN(move)(
             const REAL r = SQRT(v[i] * inverse);
             REAL x = IN(clamped)(g[i], largest);
             if (clips_moment) x = IN(clamped)(x, k * r + (r > 0 ? 0 : largest)); /* a sum: compilers split a choice */
-            const REAL moment = beta1 * m[i] + beta1_rest * x, rate = (!active_only || v[i] != 0 ? size : 0) / (r + eps);
+            const REAL moment = beta1 * m[i] + beta1_rest * x;
+            const REAL rate = size * (!active_only || v[i] != 0 ? 1 : 0) / (r + eps);
             const REAL change = rate * IN(clamped)(moment, c * r); /* infinity * 0 is NaN, a bound that bounds nothing */
             w[i] = w[i] * shrink - (started ? change : 0);
             m[i] = moment;
