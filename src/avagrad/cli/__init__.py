@@ -1,7 +1,9 @@
 """The command ``avagrad``."""
 
 import sys
+import warnings
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -58,8 +60,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
     ...
     SystemExit: 2
     """
+    usual = warnings.formatwarning
+    folder = Path(__file__).parent.parent
+
+    def shown(message: Warning | str, category: type[Warning], filename: str, lineno: int, line: Any = None) -> str:
+        is_ours = folder in Path(filename).parents
+        return f"warning: {message}\n" if is_ours else usual(message, category, filename, lineno, line)
+
+    warnings.formatwarning = shown
     try:
         app(arguments)
     except (*EXPECTED, TuningError, WorkerError, StorageError) as error:
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
+    finally:
+        warnings.formatwarning = usual

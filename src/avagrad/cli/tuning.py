@@ -15,6 +15,7 @@ from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
 from avagrad.lab.sweep import ENGINES, default_axes, sweep
 from avagrad.names import imported
 from avagrad.progress import Bar
+from avagrad.tune.arguments import check_search
 from avagrad.tune.optuna_trials import faults
 from avagrad.tune.records import read_records, sign_of, write_records
 from avagrad.tune.result import Progress, Result
@@ -24,7 +25,7 @@ from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described
 from avagrad.tune.study import Study
 from avagrad.tune.tables import tables
-from avagrad.tune.tuner import check_search, tune
+from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
 
@@ -65,12 +66,16 @@ def tune_command(
     shares the work.
     """
     function = imported("objective", "function", objective)
+    require(callable(function), "objective", objective, f"a function of a trial, not {function!r}")
     lr, eps = axes_of(given.pop("lr"), given.pop("eps"), given["optimizer"])
     if given.pop("dry_run"):
         _show_plan(lr, eps, given)
         return
+    if given["name"] is None:  # what is typed finds it again, whatever it is
+        given["name"] = objective
     with _SearchBar() as bar:
-        result = tune(function, lr=lr, eps=eps, watcher=bar, **given)
+        about = {"objective": objective.rpartition(":")[2]}
+        result = tune(function, lr=lr, eps=eps, about=about, watcher=bar, **given)
     _show_result(result)
 
 
@@ -150,7 +155,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
     several = any(score.count > 1 for score in known.values())
     for cell in sorted(known, key=lambda cell: known[cell].rank)[:5]:
         score = known[cell]
-        value = "diverged" if score.failed else f"{sign * score.loss:.6g}"
+        value = "diverged" if score.failed else f"{sign * score.loss + 0.0:.6g}"  # adding 0 avoids -0
         notes = [f"{score.count} seed{'s' if score.count > 1 else ''}"] if several else []
         notes += ["pruned"] if score.pruned else []
         typer.echo(f"{value:<12} {cell}" + (f" ({', '.join(notes)})" if notes else ""))
@@ -161,7 +166,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
 
 def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> None:
     """Print what a search would run."""
-    checked = ("method", "direction", "workers", "seeds", "timeout", "retries", "margin", "pruner", "slots_per_gpu")
+    checked = {"direction", *SEARCH_OPTIONS} - {"start_lr", "start_eps"}
     check_search(**{name: search[name] for name in checked if name in search})
     space = Space(lr, eps)
     start = space.start(search["start_lr"], search["start_eps"], search["optimizer"])

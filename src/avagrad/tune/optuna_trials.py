@@ -18,7 +18,7 @@ LIVE = (TrialState.WAITING, TrialState.RUNNING)
 # Attributes of the study and of its trials.
 ABOUT, KEY, FAILED, DIVERGED, SECONDS, FACTS = "avagrad", "key", "failed", "diverged_at", "seconds", "facts"
 LEASE_KEY = "avagrad:lease"
-SEARCH, SOURCES = "avagrad:search", "avagrad:sources"
+SEARCH, CODE = "avagrad:search", "avagrad:code"
 # The reasons of a failed trial: first those that are not the point's fault, then those that may be.
 GIVEN_BACK, DUPLICATE = "given back", "duplicate"
 DIED, LOST = "its worker died", "its worker showed no sign of life"

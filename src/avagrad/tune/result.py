@@ -1,5 +1,6 @@
 """The progress and the result of a search."""
 
+from collections import defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -116,10 +117,11 @@ class Result:
         return " ".join(parts)
 
     def _without_effect(self) -> Iterator[str]:
-        """Say of an axis whether all of its values are level at the best value of the other."""
+        """Say of an axis whether its values are level at each value of the other."""
         for name, other in (("lr", "eps"), ("eps", "lr")):
-            line = [record for record in self.trials if getattr(record, other) == getattr(self.best, other)]
-            values = {getattr(record, name) for record in line}
-            by_seed = {(record.seed, record.value) for record in line}
-            if len(values) > 2 and len(by_seed) == len({record.seed for record in line}):
-                yield f"All {len(values)} values of {name} give the same there: does the objective use trial.{name}?"
+            lines: defaultdict[tuple[float | None, int], dict[float | None, float]] = defaultdict(dict)
+            for record in self.trials:
+                lines[getattr(record, other), record.seed][getattr(record, name)] = record.value
+            is_level = all(len(set(line.values())) == 1 for line in lines.values())
+            if is_level and max(map(len, lines.values())) > 2:
+                yield f"No value of {name} made a difference: does the objective use trial.{name}?"

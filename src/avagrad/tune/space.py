@@ -1,7 +1,6 @@
 """The search space: axes of values for lr and eps, the grid that they span, and the paper's grids.
 
-Every value is rounded to 12 significant digits, so that it survives being written as text: a point can be found again
-by its key, in any file and on any machine.
+Every value is rounded to 12 significant digits: a point is found again by its key, in any file and on any machine.
 """
 
 import itertools
@@ -224,9 +223,9 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     ...
     ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
     """
+    if not isinstance(optimizer, (str, type(None))):
+        raise TypeError(f"optimizer is {optimizer!r}, but must be a name, such as 'avastep'.")
     if optimizer is not None and (lr is None or eps is None):
-        if not isinstance(optimizer, str):
-            raise TypeError(f"optimizer is {optimizer!r}, but must be a name, such as 'avastep'.")
         if optimizer.lower() not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
             raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")

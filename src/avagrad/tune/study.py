@@ -15,7 +15,6 @@ take, renew, finish and reclaim points at any moment, and may be killed at any m
 """
 
 import contextlib
-import hashlib
 import json
 import os
 from collections import Counter
@@ -30,9 +29,11 @@ from optuna.trial import FrozenTrial, TrialState
 
 from avagrad.checks import require_json
 from avagrad.tune.held import Held
+from avagrad.tune.identity import with_code
 from avagrad.tune.leases import Watch, holder
 from avagrad.tune.optuna_trials import (
     ABOUT,
+    CODE,
     DIVERGED,
     DUPLICATE,
     FACTS,
@@ -43,7 +44,6 @@ from avagrad.tune.optuna_trials import (
     LOST,
     SEARCH,
     SECONDS,
-    SOURCES,
     Snapshot,
     is_first,
     new_trial,
@@ -240,21 +240,21 @@ class Study:
 
         self._patiently(write)
 
-    def note_source(self, source: str) -> bool:
-        """Write down the source code of the objective; return whether there are results of another one."""
-        digest = hashlib.sha256(source.encode()).hexdigest()[:16]
-        known: list[str] = []
+    def note_code(self, digest: str) -> tuple[int, int]:
+        """Write down the code of the objective; return how many results are of other code, and how many there are."""
+        count, others = len(self.snapshot().records), 0
 
         def write() -> None:
-            nonlocal known
+            nonlocal others
             with self._errors():
-                stored = self.storage.get_study_user_attrs(self.id).get(SOURCES, [])
-                known = [each for each in stored if each != digest] if self.snapshot().records else []
-                if [*known, digest] != stored:
-                    self.storage.set_study_user_attr(self.id, SOURCES, [*known, digest])
+                stored = self.storage.get_study_user_attrs(self.id).get(CODE, [])
+                known = [(code, start) for code, start in stored]
+                history, others = with_code(known, digest, count)
+                if history != known:
+                    self.storage.set_study_user_attr(self.id, CODE, history)
 
         self._patiently(write)
-        return bool(known)
+        return others, count
 
     # --- queueing ---
 

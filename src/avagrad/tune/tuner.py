@@ -1,7 +1,5 @@
 """The function ``tune``: find the best lr and eps of an objective."""
 
-import functools
-import inspect
 import os
 import re
 import shutil
@@ -11,14 +9,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-from avagrad.checks import is_number, is_whole, require, require_json
+from avagrad.checks import require
+from avagrad.tune.arguments import check_search, seeds_from
+from avagrad.tune.identity import digest_of, is_found_by_name, name_of
 from avagrad.tune.leases import LEASE
 from avagrad.tune.loop import SearchLoop
-from avagrad.tune.methods import METHODS
 from avagrad.tune.result import Progress, Result
 from avagrad.tune.space import Space, Values, axes_of
 from avagrad.tune.storage import described, is_url
-from avagrad.tune.study import DIRECTIONS, Study, pruner_named
+from avagrad.tune.study import Study
 from avagrad.tune.trial import Objective
 from avagrad.tune.workers.base import Job, WorkerPool
 from avagrad.tune.workers.batched import Batched, RunTogether
@@ -71,7 +70,7 @@ def tune(
             of the pick), ``"separable"`` (both lines in full, and all eight neighbours), or ``"grid"`` (all points).
         direction: ``"minimize"`` or ``"maximize"``.
         storage: where results are stored: a file, or a database URL. By default a file in ``runs/`` with the
-            objective's name, which a lambda or a partial function does not have.
+            objective's name, if it is a function that its module has under that name.
         workers: the number of worker processes; 0 for this process alone; None for one per slot of each GPU.
         seeds: the number of seeds per cell (0, 1, ...), or the seeds themselves. The coarse values of ``"lines"`` are
             run with the first one only.
@@ -104,39 +103,34 @@ def tune(
     start = space.start(start_lr, start_eps, optimizer)
     if not callable(objective):
         raise TypeError(f"objective is {objective!r}, but must be a function of a trial.")
-    numbers: dict[str, Any] = {"timeout": timeout, "retries": retries, "margin": margin, "lease": lease}
-    check_search(method, direction, workers, seeds=seeds, pruner=pruner, slots_per_gpu=slots_per_gpu, **numbers)
-    margin, lease = float(margin), float(lease)  # NumPy's are not JSON serializable
-    seeds = _seeds(seeds)
-    if timeout is not None and workers == 0 and ray is None:
-        raise ValueError(f"timeout is {timeout!r}, but a process cannot kill itself: it needs at least one worker.")
-    called = name or _name_of(objective)
-    if storage is None and name is None:
-        has_name = not isinstance(objective, functools.partial) and not called.endswith("<lambda>")
-        allowed = "a function with a name of its own if there is no storage or name: its results are found by it"
-        require(has_name, "objective", objective, allowed)
+    check_search(
+        method=method, direction=direction, storage=storage, workers=workers, seeds=seeds, timeout=timeout,
+        retries=retries, margin=margin, extend=extend, pruner=pruner, slots_per_gpu=slots_per_gpu, ray=ray, name=name,
+        about=about, lease=lease, together=together, watcher=watcher,
+    )  # fmt: skip
+    seeds, margin, lease = seeds_from(seeds), float(margin), float(lease)  # NumPy's are not JSON serializable
+    called = name_of(objective) if name is None else name
     if storage is None:
-        storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
-    if not isinstance(storage, (str, os.PathLike)):
-        raise TypeError(f"storage is {storage!r}, but must be a file, or a database URL.")
-    if str(storage).startswith("sqlite") and (workers != 0 or ray is not None):
-        raise ValueError(
-            f"storage is {str(storage)!r} with workers={workers!r}, but SQLite lets two workers take the same "
-            "point: use a journal file or PostgreSQL, or workers=0."
+        allowed = (
+            "a function that its module has under its name, since its results are found by that: a lambda, a partial "
+            "function, an instance, a method or an inner function needs a storage or a name"
         )
+        require(name is not None or is_found_by_name(objective), "objective", objective, allowed)
+        storage = Path("runs", re.sub(r"[^\w.-]+", "-", called) + ".journal")
     where = storage if is_url(storage) else Path(storage).expanduser().resolve()
-    about = {"objective": _name_of(objective).rpartition(":")[2]} if about is None else about
-    require_json("about", about)
+    about = {"objective": name_of(objective).rpartition(":")[2]} if about is None else about
     job = None
     if workers != 0 or ray is not None:  # fail before anything is created
         job = Job.of(objective, os.fspath(where), called, pruner=pruner, lease=lease)
     study = Study(where, called, direction=direction, about=about, pruner=pruner)
-    if (source := _source_of(objective)) and study.note_source(source):
-        warnings.warn(
-            f"{called} has changed since its study in {described(where)} began. Earlier results are kept and used: to "
-            "start anew, name another storage.",
-            stacklevel=2,
-        )
+    if code := digest_of(objective):
+        earlier, count = study.note_code(code)
+        if earlier:
+            warnings.warn(
+                f"{earlier} of {count} results in {described(where)} are of earlier code of {called}. They are kept "
+                "and used: to start anew, name another storage, or in a database another name.",
+                stacklevel=2,
+            )
     pool: WorkerPool
     if together is not None:
         pool = Batched(together, study, lease=lease)
@@ -148,60 +142,6 @@ def tune(
         pool = LocalProcesses(job, study, device_slots(workers, slots_per_gpu), timeout=timeout)
     options = {"seeds": seeds, "retries": retries, "margin": margin, "lease": lease, "extend": extend}
     return SearchLoop(study, pool, space, start, method, **options).run(watcher or _terminal_line())  # type: ignore[arg-type]
-
-
-def check_search(
-    method: str,
-    direction: str = "minimize",
-    workers: int | None = 0,
-    *,
-    seeds: int | Sequence[int] = 1,
-    timeout: float | None = None,
-    retries: int = 2,
-    margin: float = 0.0,
-    pruner: str | None = None,
-    slots_per_gpu: int = 1,
-    lease: float = LEASE,
-) -> None:
-    """Reject invalid arguments of a search; they are those of :func:`tune`."""
-    require(method in METHODS, "method", method, f"one of {', '.join(METHODS)}")
-    require(direction in DIRECTIONS, "direction", direction, f"one of {', '.join(DIRECTIONS)}")
-    require(workers is None or is_whole(workers, 0), "workers", workers, "a whole number of at least 0")
-    require(is_whole(retries, 0), "retries", retries, "a whole number of at least 0")
-    require(is_whole(slots_per_gpu, 1), "slots_per_gpu", slots_per_gpu, "a whole number of at least 1")
-    seconds = "a number of seconds above 0"
-    require(timeout is None or (is_number(timeout) and timeout > 0), "timeout", timeout, seconds)
-    require(is_number(lease) and lease > 0, "lease", lease, seconds)
-    require(is_number(margin) and margin >= 0, "margin", margin, "a finite number of at least 0")
-    pruner_named(pruner)
-    _seeds(seeds)
-
-
-def _seeds(given: int | Sequence[int]) -> tuple[int, ...]:
-    seeds = tuple(range(given)) if is_whole(given) else given
-    if not isinstance(seeds, Sequence) or isinstance(seeds, (str, bytes)) or not seeds:
-        raise ValueError(f"seeds is {given!r}, but must be a whole number of at least 1, or a list of seeds.")
-    fits = len(set(seeds)) == len(seeds) and all(map(is_whole, seeds))
-    require(fits, "seeds", given, "different whole numbers")
-    return tuple(seeds)
-
-
-def _name_of(objective: object) -> str:
-    """Return the name of an objective: its module, or the running script, and its name there."""
-    named = objective if hasattr(objective, "__qualname__") else type(objective)
-    module = getattr(named, "__module__", None) or "__main__"
-    if module == "__main__":
-        script = getattr(sys.modules.get("__main__"), "__file__", None)
-        module = Path(script).stem if script and script != "<stdin>" else "main"
-    return f"{module}:{getattr(named, '__qualname__', 'objective')}"
-
-
-def _source_of(objective: object) -> str | None:
-    """Return the source code of a function, None if there is none to read."""
-    try:
-        return inspect.getsource(objective) if inspect.isfunction(objective) else None
-    except (OSError, TypeError):
-        return None
 
 
 def _terminal_line() -> Callable[[Progress], object]:
