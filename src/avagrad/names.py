@@ -4,6 +4,7 @@ import difflib
 import importlib
 import os
 import sys
+import sysconfig
 import traceback
 from collections.abc import Iterable, Mapping
 from operator import attrgetter
@@ -62,16 +63,15 @@ def imported(what: str, kind: str, text: str) -> Any:
         sys.path.insert(0, os.getcwd())  # as python -m does
     try:
         found = importlib.import_module(module)
-    except ImportError as error:
-        why = f"{module!r} cannot be imported ({error})"
-        if isinstance(error, ModuleNotFoundError) and error.name in (module, module.partition(".")[0]):
+    except (Exception, SystemExit) as error:
+        if isinstance(error, ModuleNotFoundError) and f"{module}.".startswith(f"{error.name}."):
             why = f"there is no module {module!r} here or on the path"
+        else:
+            reason = " ".join(f"{type(error).__name__}: {error}".split())
+            if isinstance(error, SystemExit):
+                reason = f"it ends the process ({reason})"
+            why = f"{module!r} cannot be imported: {reason} ({place_of(error)})"
         raise ValueError(f"{what} is {text!r}, but {why}.") from error
-    except Exception as error:
-        reason = " ".join(f"{type(error).__name__}: {error}".split())
-        raise ValueError(
-            f"{what} is {text!r}, but {module!r} cannot be imported: {reason} ({place_of(error)})."
-        ) from error
     try:
         return attrgetter(name)(found)
     except AttributeError:
@@ -87,9 +87,16 @@ def place_of(error: BaseException) -> str:
     ...     place_of(error).startswith("<doctest")
     True
     """
-    if isinstance(error, SyntaxError) and error.filename:
+    if isinstance(error, SyntaxError) and error.filename and Path(error.filename).is_file():
         return f"{error.filename}:{error.lineno}"
-    installed = sys.prefix, sys.base_prefix, str(Path(__file__).parent), "<frozen "
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if not frame.filename.startswith(installed)]
+    own = [frame for frame in frames if not _is_installed(frame.filename)]
     return f"{(own or frames)[-1].filename}:{(own or frames)[-1].lineno}"
+
+
+def _is_installed(filename: str) -> bool:
+    """Return whether a file is of Python, of an installed package or of this one. Projects may be anywhere else."""
+    path = Path(filename)
+    library = {Path(sysconfig.get_path(name)) for name in ("stdlib", "platstdlib")} | {Path(__file__).parent}
+    is_library = any(folder in library or folder.name in ("site-packages", "dist-packages") for folder in path.parents)
+    return is_library or filename.startswith("<frozen ")

@@ -1,9 +1,7 @@
 """What goes wrong while tuning: each has its sentence, and nothing that is finished is lost."""
 
 import contextlib
-import functools
 import json
-import linecache
 import math
 import os
 import re
@@ -11,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -24,6 +23,7 @@ from servers import postgres
 from waiting import Clock, StoppedClock, is_alive, until
 
 from avagrad import worker_process
+from avagrad.stopping import Stopped
 from avagrad.tune import Diverged, Trial, tune
 from avagrad.tune import storage as storages
 from avagrad.tune.leases import LEASE, renew_after
@@ -89,45 +89,6 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     assert result.best is not None
 
 
-@pytest.mark.parametrize("objective", [lambda trial: 1.0, functools.partial(pow, 2)], ids=["lambda", "partial"])
-def test_an_objective_without_a_name_of_its_own(
-    objective: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The results of another lambda would be taken for its own."""
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=r"^objective is .*, but must be a function with a name of its own if"):
-        tune(objective, lr=[1, 2])
-    assert not list(tmp_path.iterdir())
-
-
-def test_an_objective_with_a_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    assert len(tune(lambda trial: 1.0, method="grid", lr=[1, 2], name="flat").trials) == 2
-    assert [path.name for path in (tmp_path / "runs").glob("*.journal")] == ["flat.journal"]
-
-
-def test_an_objective_whose_code_has_changed(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
-    """Results of the code before are used, and the warning says so; a function that never worked may be mended."""
-
-    def search(body: str) -> float:
-        (tmp_path / "edited.py").write_text(f"def objective(trial):\n    {body}\n")
-        linecache.checkcache()
-        found: dict[str, Any] = {}
-        exec(compile((tmp_path / "edited.py").read_text(), str(tmp_path / "edited.py"), "exec"), found)
-        best = tune(found["objective"], method="grid", lr=[1, 2], retries=0, storage=tmp_path / "a.journal").best
-        assert best is not None
-        return best.value
-
-    with pytest.raises(TuningError):
-        search("raise ValueError")
-    assert search("return 5.0") == 5
-    assert search("return 5.0") == 5
-    assert not recwarn.list
-    for body in ("return 1.0", "return 1.0", "return 5.0"):
-        with pytest.warns(UserWarning, match=r":objective has changed since its study in .*a\.journal"):
-            assert search(body) == 5
-
-
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="objective is 3, but must be a function of a trial"):
         tune(3, method="separable", lr=[1], storage=tmp_path / "a.journal")  # type: ignore[arg-type]
@@ -179,8 +140,7 @@ def test_everything_at_once(tmp_path: Path, capfd: pytest.CaptureFixture[str], m
     assert "ValueError: no good" in printed.err
     deaths = Study(tmp_path / "a.journal", "objectives:Bad", create=False).snapshot().failures["lr=8 seed=0"]
     assert deaths[0] in ("its worker died (exit code 3)", "its worker showed no sign of life")
-    assert deaths[1].startswith("its worker died: objective raised SystemExit: I leave (")
-    assert deaths[2].startswith("its worker died: objective raised KeyboardInterrupt (")
+    assert deaths[1].startswith("its worker died: objective raised KeyboardInterrupt (")
     assert len(deaths) == 4  # and no further one
     left = [int(mark.stem) for mark in tmp_path.glob("*.pid")]
     assert len(left) == 2
@@ -307,17 +267,36 @@ def test_a_failure_has_the_line_of_the_objective(tmp_path: Path) -> None:
     assert f"({__file__}:{first + 4})" in result.failed["lr=2 seed=0"]
 
 
-def test_an_objective_that_leaves_here(tmp_path: Path) -> None:
-    """In this process there is nobody else to go on: it ends, and the point is given back."""
+@pytest.mark.parametrize("code", [0, 5, None, "why"])
+@pytest.mark.parametrize("workers", [0, pytest.param(1, marks=pytest.mark.slow)])
+def test_an_objective_that_ends_its_process(code: Any, workers: int, tmp_path: Path) -> None:
+    """It has failed as by any other error: a search that ends there would look like one that has ended well."""
 
     def objective(trial: Trial) -> float:
         if trial.lr == 2:
-            sys.exit(5)
+            sys.exit(code)
         return lr_only(trial)
 
-    with pytest.raises(SystemExit) as error:
+    result = tune(objective, method="grid", lr=[1, 2], storage=tmp_path / "a.journal", retries=1, workers=workers)
+    (reason,) = result.failed.values()
+    line = objective.__code__.co_firstlineno + 2
+    assert reason == f"objective raised SystemExit{'' if code is None else f': {code}'} ({__file__}:{line})"
+    with closing(Study(tmp_path / "a.journal", None, create=False)) as study:
+        assert study.snapshot().failures == {"lr=2 seed=0": (reason, reason)}
+
+
+@pytest.mark.parametrize("end", [SystemExit(130), SystemExit(143), Stopped("stopped"), KeyboardInterrupt()])
+def test_an_objective_that_was_asked_to_stop(end: BaseException, tmp_path: Path) -> None:
+    """A training that has saved, for example: the search ends, too, and the point is given back."""
+
+    def objective(trial: Trial) -> float:
+        if trial.lr == 2:
+            raise end
+        return lr_only(trial)
+
+    with pytest.raises(SystemExit if isinstance(end, SystemExit) else Stopped) as error:
         tune(objective, method="separable", lr=[1, 2], storage=tmp_path / "a.journal", name="a")
-    assert error.value.code == 5
+    assert isinstance(end, KeyboardInterrupt) or error.value is end
     assert Study(tmp_path / "a.journal", "a").snapshot().failures == {"lr=2 seed=0": ("given back: stopped",)}
 
 
@@ -437,7 +416,7 @@ def test_a_half_written_line_is_mended(tmp_path: Path) -> None:
         write_half_a_line(path)  # as another process that is killed
         return lr_only(trial)
 
-    with pytest.warns(UserWarning, match="has changed since its study"):
+    with pytest.warns(UserWarning, match="results in .* are of earlier code of"):
         result = tune(objective, method="separable", lr=[1, 2, 3, 4], storage=path, name="objectives:lr_only", about={})
     assert [record.lr for record in result.trials] == [1, 2, 3, 4]
     assert all(json.loads(line) for line in path.read_text().splitlines())
@@ -661,7 +640,7 @@ def test_a_database_that_stays_away(server: Server, monkeypatch: pytest.MonkeyPa
     assert storages.PATIENCE / 2 < clock.now - 1000 <= storages.PATIENCE
     assert done[-1] == 2
     server.start()
-    with pytest.warns(UserWarning, match="has changed since its study"):
+    with pytest.warns(UserWarning, match="results in .* are of earlier code of"):
         result = tune(lr_only, method="separable", lr=range(1, 9), storage=server.url, name="away", about={}, lease=0.5)
     assert len(result.trials) == 8
 

@@ -86,7 +86,7 @@ class Trial:
         if self._held.is_lost:
             raise _Reclaimed
         step = _step(step)
-        number = _number(value, f"the value reported at step {step}")
+        number = _number(value, f"the value reported at step {step} is")
         if not math.isfinite(number):
             raise Diverged(step)
         self._last = step, number
@@ -116,7 +116,8 @@ Objective = Callable[[Trial], Any]
 def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end: bool = True) -> bool:
     """Run an objective at a held point, and record the outcome; return whether it is a result.
 
-    With ``may_end`` an objective that ends the process, as Ctrl-C does, releases the point; else that is a failure.
+    Ctrl-C here, or the exit code of a signal, releases the point and ends the process; without ``may_end`` Ctrl-C is a
+    failure. Any other ``sys.exit()`` of the objective is an error like others.
 
     >>> import tempfile
     >>> from avagrad.tune.space import Point
@@ -132,7 +133,7 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
     trial = Trial(held, prunes=prunes)
     worst, pid = held.study.worst, os.getpid()
     try:
-        value = _number(objective(trial), "objective returned")
+        returned = objective(trial)
         trial._flush()
     except Diverged as diverged:
         trial._flush()
@@ -150,22 +151,30 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
         traceback.print_exc(file=sys.stderr)
         held.fail(f"{GIVEN_BACK}: the storage did not respond")
         return False
-    except Exception as error:
-        reason = _described(error)
-        if reason not in held.study.printed_errors:  # a retry would only repeat it
-            held.study.printed_errors.add(reason)
-            traceback.print_exc(file=sys.stderr)
-        held.fail(reason)
-        return False
     except BaseException as error:
         if os.getpid() != pid:  # a process forked by the objective ends: it does not hold the point
             raise
-        stopped = may_end or isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _STOP_CODES)
-        held.fail(f"{GIVEN_BACK}: stopped" if stopped else f"{DIED}: {_described(error)}")
+        asked = isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _STOP_CODES)
+        if isinstance(error, (Exception, SystemExit)) and not asked:
+            return _fail(held, _described(error), traceback.format_exc())
+        held.fail(f"{GIVEN_BACK}: stopped" if may_end or asked else f"{DIED}: {_described(error)}")
         raise
+    try:
+        value = _number(returned, "objective returned")
+    except TypeError as error:
+        return _fail(held, str(error).rstrip("."), f"{error}\n")
     if math.isfinite(value):
         return held.finish(value, facts=trial.facts)
     return held.finish(worst, diverged_at=trial._last[0] if trial._last else None, facts=trial.facts)
+
+
+def _fail(held: Held, reason: str, printed: str) -> bool:
+    """End a point without a result, and print the error; return False."""
+    if reason not in held.study.printed_errors:  # a retry would only repeat it
+        held.study.printed_errors.add(reason)
+        sys.stderr.write(printed)
+    held.fail(reason)
+    return False
 
 
 def _step(step: Any) -> int:
@@ -180,22 +189,30 @@ def _step(step: Any) -> int:
 
 def _number(value: Any, what: str) -> float:
     """Read a number: Python's, numpy's, or a tensor of one element."""
+    why = ""
     try:
-        if isinstance(value, (str, bytes)):
-            raise TypeError
-        return float(value)
-    except (TypeError, ValueError, RuntimeError):
-        raise TypeError(f"{what} {_short(value)}, but must be a number.") from None
+        if not isinstance(value, (str, bytes)):
+            return float(value.detach() if hasattr(value, "detach") else value)
+    except TypeError:
+        pass
+    except Exception as error:  # such as one of a GPU, which the objective has caused before
+        why = f" ({_one_line(error)})"
+    raise TypeError(f"{what} {_short(value)}, but must be a number{why}.")
 
 
 def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"a {type(value).__name__}"
+    try:
+        text = repr(value)
+    except Exception:
+        text = ""
+    return text if 0 < len(text) <= 60 else f"a {type(value).__name__}"
+
+
+def _one_line(error: BaseException) -> str:
+    message = " ".join(str(error).split())
+    return f"{type(error).__name__}{': ' if message else ''}{message[:500]}"
 
 
 def _described(error: BaseException) -> str:
     """Return an error as one line, with the file and line where it was raised."""
-    if isinstance(error, TypeError) and "but must be a number" in str(error):
-        return str(error).rstrip(".")
-    message = " ".join(str(error).split())
-    return f"objective raised {type(error).__name__}{': ' if message else ''}{message[:500]} ({place_of(error)})"
+    return f"objective raised {_one_line(error)} ({place_of(error)})"
