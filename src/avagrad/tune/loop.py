@@ -10,10 +10,11 @@ from typing import Any
 
 from avagrad.stopping import Stopped, interrupt_on_sigterm
 from avagrad.tune.leases import Watch
+from avagrad.tune.methods import is_best_at_end
 from avagrad.tune.optuna_trials import DIED, LOST, Snapshot, faults
 from avagrad.tune.records import Record, write_records
 from avagrad.tune.result import Best, Progress, Result, Verdict
-from avagrad.tune.scores import Score, scores
+from avagrad.tune.scores import Score, mean, scores
 from avagrad.tune.search import Plan, plan, replay
 from avagrad.tune.separability import Separability, separability, verdict
 from avagrad.tune.space import NAMES, Cell, Point, Space, shown
@@ -194,7 +195,7 @@ class SearchLoop:
         if cell is None:
             return None
         values = tuple(record.value for record in self._records(self.seeds) if record.point.cell == cell)
-        return Best(*cell, sum(values) / len(values), values) if values and all(map(math.isfinite, values)) else None
+        return Best(*cell, mean(values), values) if values and all(map(math.isfinite, values)) else None
 
     def _result(self, now: Plan) -> Result:
         best = self._best(now.pick)
@@ -215,19 +216,19 @@ class SearchLoop:
             found,
             failed={key: self._failures(key)[-1] for key in keys if self._has_failed(key)},
             path=now.path,
-            at_ends=_at_ends(now.space, now.pick),
+            at_ends=self._at_ends(now),
             extended=_extended(self.space, now.space),
             new=sum(record.point.key not in self.finished_before for record in trials),
             stage=now.stage,
         )
 
-
-def _at_ends(space: Space, cell: Cell | None) -> tuple[str, ...]:
-    """Return the axes that have the pick at an end: values beyond it may be better still."""
-    if cell is None:
-        return ()
-    long = [line for line in space.axes if len(line) > 2]
-    return tuple(line.name for line in long if getattr(cell, line.name) in (line.values[0], line.values[-1]))
+    def _at_ends(self, now: Plan) -> tuple[str, ...]:
+        """Return the axes that have the pick at an end, beyond which values may be better still."""
+        if now.pick is None:
+            return ()
+        long = [line.name for line in now.space.axes if len(line) > 2]
+        known = self._known(self.seeds)
+        return tuple(name for name in long if is_best_at_end(now.space, name, now.pick, known, self.margin))
 
 
 def _extended(before: Space, after: Space) -> tuple[str, ...]:

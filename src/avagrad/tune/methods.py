@@ -5,9 +5,10 @@
   Along lr the loss has one valley: coarse values are taken from the start outward, until the best has a worse one on
   either side. Along eps losses are often flat: all coarse values are taken, and a second dip among them is refined as
   well if it is above the best by no more than its depth. The last stage evaluates the unknown neighbours of the pick on
-  both axes; while one of them is better, the search moves there. A pick at an end of an axis extends it, at most twice,
-  if that is allowed. Coarse values need one seed, all others need all seeds. On 13 x 11 values that is at most
-  9 + 7 + 2 = 18 cells if no neighbour is better and no axis is extended, and 2 more if there is a second dip.
+  both axes; while one of them is better, the search moves there. A pick at an end of an axis that is better than its
+  neighbour there extends the axis, at most twice, if that is allowed. Coarse values need one seed, all others need all
+  seeds. On 13 x 11 values that is at most 9 + 7 + 2 = 18 cells if no neighbour is better and no axis is extended, and
+  2 more if there is a second dip.
 - ``separable``: the whole lr line at the start's eps, the whole eps line at its best lr, then the ring: the neighbours
   of the best cell, up to eight. A better neighbour means that lr and eps are not separable here: the eps line is
   repeated at the neighbour's lr, the best of that line gets its own ring, and so on until a ring finds nothing better.
@@ -182,18 +183,27 @@ class _Lines:
         )
 
     def _extends(self, *names: str, pick: Cell) -> bool:
-        """Extend the axes at whose end the pick is the best, as far as allowed; return whether one was extended."""
+        """Extend the axes that have the best at their end, as far as allowed; return whether one was extended."""
         before = self.space
         for name in names:
-            near = [cell for cell in self._around(name, pick, 1, 1) if cell != pick]
-            is_tied = all(cell in self.known and self.known[cell].rank == self.known[pick].rank for cell in near)
-            longer = self.space.extended(name, pick) if self.extensions[name] and not is_tied else self.space
-            self.extensions[name] -= longer != self.space
-            self.space = longer
+            if self.extensions[name] and is_best_at_end(before, name, pick, self.known, self.margin):
+                longer = self.space.extended(name, pick)
+                self.extensions[name] -= longer != self.space
+                self.space = longer
         return self.space != before
 
     def _stage(self, stage: str, cells: tuple[Cell, ...], pick: Cell | None, **more: Any) -> Stage:
         return Stage(stage, cells, pick, self.path, space=self.space, **more)
+
+
+def is_best_at_end(space: Space, name: str, pick: Cell, known: Mapping[Cell, Score], margin: float) -> bool:
+    """Return whether a cell is at an end of an axis, and better than its neighbour there by more than the margin."""
+    line = space.along(name, pick)
+    place = line.index(pick)
+    if len(line) == 1 or 0 < place < len(line) - 1:
+        return False
+    inner = line[1 if place == 0 else -2]
+    return inner not in known or better(known[pick], known[inner], margin)
 
 
 def _lines(given: Inputs) -> Iterator[Stage]:

@@ -14,14 +14,14 @@ best of a line is the lowest mean.
 import itertools
 import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from statistics import fmean
 
 from avagrad.tune.records import Record, sign_of
 from avagrad.tune.space import Cell, Point
 
-__all__ = ["Score", "best", "best_so_far", "better", "scores"]
+__all__ = ["Score", "best", "best_so_far", "better", "mean", "scores"]
 
 
 @dataclass(frozen=True)
@@ -112,6 +112,18 @@ def best(cells: Iterable[Cell], known: Mapping[Cell, Score]) -> Cell | None:
     return Cell(lr, _middle({cell.eps for cell in tied if cell.lr == lr}))
 
 
+def mean(values: Sequence[float]) -> float:
+    """Return the mean of finite numbers, also if their sum would overflow.
+
+    >>> mean([1.0, 2.0]), mean([1.7e308, 1.7e308])
+    (1.5, 1.7e+308)
+    """
+    try:
+        return fmean(values)
+    except OverflowError:
+        return math.fsum(value / len(values) for value in values)
+
+
 def best_so_far(order: Iterable[Cell], known: Mapping[Cell, Score]) -> list[float]:
     """Return the lowest loss after each trial; pruned cells do not count, since their losses are from shorter runs.
 
@@ -132,10 +144,7 @@ def _score(runs: list[Record], sign: float) -> Score:
     if any(run.diverged for run in runs):
         return Score(math.inf, count=len(runs), pruned=pruned)
     losses = [sign * run.value for run in runs]
-    try:
-        loss = fmean(losses)
-    except OverflowError:
-        loss = math.fsum(value / len(losses) for value in losses)
+    loss = mean(losses)
     # Not statistics.stdev: squares of large losses overflow, hypot does not.
     error = math.hypot(*(value - loss for value in losses)) / math.sqrt(len(runs) * max(len(runs) - 1, 1))
     return Score(loss, error, len(runs), pruned)
