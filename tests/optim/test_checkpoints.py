@@ -125,7 +125,7 @@ def test_entries_of_a_state_that_belong_to_no_parameter(foreign: bool) -> None:
     before = w.detach().clone()
     opt.step()
     assert not torch.equal(before, w)
-    assert opt.state["calls"] == 5
+    assert opt.state_dict()["state"]["calls"] == 5
 
 
 def _init_optim_state(opt: Any) -> None:

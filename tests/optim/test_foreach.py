@@ -194,7 +194,7 @@ def test_frozen_parameters_between_small_ones_do_not_keep_them_apart() -> None:
 @pytest.mark.parametrize("path", ["loop", "foreach", "foreach joined", "fused"])
 def test_a_gradient_that_is_the_weight_itself(path: str) -> None:
     """That of |w|^2 / 2. Decay must not reach it before it is read."""
-    how = {"loop": {"foreach": False}, "fused": {}}.get(path, {"foreach": True})
+    how: dict[str, Any] = {"loop": {"foreach": False}, "fused": {}}.get(path, {"foreach": True})
     params = [torch.nn.Parameter(torch.tensor([1.0, 2.0]).double()) for _ in range(1 + (path == "foreach joined"))]
     other = torch.nn.Parameter(torch.tensor([1.0, 2.0]).double())
     opt, expected = (AvaGradW(ps, lr=0.1, weight_decay=0.5, **how) for ps in (params, [other]))
