@@ -17,6 +17,7 @@ from typing import Any
 import numpy
 import optuna
 import pytest
+import torch
 from objectives import Bad, Gated, bowl, lr_only, raises
 from optuna.storages.journal import _file as journals
 from servers import postgres
@@ -47,10 +48,12 @@ from avagrad.tune.workers.base import WorkerError
         ({"lr": None}, "lr and eps are not given, but at least one of them must be an axis, or optimizer a name."),
         ({"lr": [-1, 2]}, "lr has the value -1.0, but a value must be finite and above 0."),
         ({"lr": None, "optimizer": int}, "optimizer is <class 'int'>, but must be a name, such as 'avastep'."),
+        ({"eps": [1, 2], "optimizer": 3}, "optimizer is 3, but must be a name, such as 'avastep'."),
         ({"lr": [2, 1]}, "lr has 1 after 2, but its values must ascend."),
         ({"lr": "1e3:1e-3:7"}, "lr is '1e3:1e-3:7', but must have its low end, 1000, below its high end."),
         ({"start_eps": 0.1}, "start_eps is 0.1, but must be None without an eps axis."),
         ({"method": "bayes"}, "method is 'bayes', but must be one of lines, separable, grid."),
+        ({"method": ["lines"]}, "method is ['lines'], but must be one of lines, separable, grid."),
         ({"direction": "up"}, "direction is 'up', but must be one of minimize, maximize."),
         ({"pruner": "meidan"}, "pruner is 'meidan', but must be one of median, halving, or None."),
         ({"workers": -1}, "workers is -1, but must be a whole number of at least 0."),
@@ -67,8 +70,24 @@ from avagrad.tune.workers.base import WorkerError
         ({"seeds": 0}, "seeds is 0, but must be a whole number of at least 1, or a list of seeds."),
         ({"seeds": [1, 1]}, "seeds is [1, 1], but must be different whole numbers."),
         ({"seeds": [True]}, "seeds is [True], but must be different whole numbers."),
+        ({"seeds": [[1]]}, "seeds is [[1]], but must be different whole numbers."),
+        ({"seeds": [0, 1.5]}, "seeds is [0, 1.5], but must be different whole numbers."),
+        ({"seeds": numpy.array([1, 1])}, "seeds is array([1, 1]), but must be different whole numbers."),
+        ({"seeds": numpy.float64(2)}, "but must be a whole number of at least 1, or a list of seeds."),
+        ({"seeds": True}, "seeds is True, but must be a whole number of at least 1, or a list of seeds."),
+        ({"seeds": "12"}, "seeds is '12', but must be a whole number of at least 1, or a list of seeds."),
+        ({"extend": "no"}, "extend is 'no', but must be True or False."),
+        ({"extend": numpy.bool_(False)}, "extend is np.False_, but must be True or False."),
+        ({"name": ""}, "name is '', but must be a text that is not empty."),
+        ({"name": 3}, "name is 3, but must be a text that is not empty."),
+        ({"ray": 3}, "ray is 3, but must be the address of a cluster, such as 'auto'."),
+        ({"together": 3}, "together is 3, but must be a function of a list of points."),
+        ({"watcher": 3}, "watcher is 3, but must be a function of the progress."),
         ({"lr": [1e-320, 1]}, "lr has the value 1e-320, but a value must be from 1e-300 to 1e+300."),
         ({"lr": "1,1e305"}, "lr has the value 1e+305, but a value must be from 1e-300 to 1e+300."),
+        ({"about": [1]}, "about is [1], but must be a dict of settings."),
+        ({"about": "x"}, "about is 'x', but must be a dict of settings."),
+        ({"about": {"a": math.nan}}, "about is {'a': nan}, but must be without NaN, which is not equal to itself."),
         ({"about": {"a": {1, 2}}}, "about is {'a': {1, 2}}, which is not JSON serializable"),
         ({"storage": 5}, "storage is 5, but must be a file, or a database URL."),
         ({"storage": "sqlite:///a.db", "workers": 2}, "but SQLite lets two workers take the same point"),
@@ -87,6 +106,15 @@ def test_numbers_of_numpy_are_numbers(tmp_path: Path) -> None:
     number, storage = numpy.float32(30), tmp_path / "a.journal"
     result = tune(lr_only, lr=[1, 2, 3], storage=storage, lease=number, margin=numpy.float32(0.5))  # type: ignore[arg-type]
     assert result.best is not None
+    several = (2, numpy.int64(2), numpy.arange(2), [numpy.int32(0), 1], torch.arange(2))
+    found = [tune(lr_only, lr=[1, 2], method="grid", storage=storage, seeds=seeds) for seeds in several]  # type: ignore[arg-type]
+    assert [len(result.trials) for result in found] == [4] * 5
+
+
+def test_settings_may_be_infinite(tmp_path: Path) -> None:
+    about = {"clip": math.inf, "note": "NaN"}
+    for _ in range(2):
+        assert tune(lr_only, lr=[1, 2], storage=tmp_path / "a.journal", about=about).best is not None
 
 
 def test_an_objective_that_is_none_or_cannot_be_sent(tmp_path: Path) -> None:
@@ -229,6 +257,56 @@ def test_steps(step: Any, tmp_path: Path) -> None:
         assert evaluate(objective, held) == (step is None and objective is diverges)
     failures = study.snapshot().failures["lr=1 seed=0"]
     assert all(f"step is {step!r}, but must be a whole number from 0 to 2147483647." in reason for reason in failures)
+
+
+class Broken:
+    """As a tensor of a GPU on which something has failed before."""
+
+    def __repr__(self) -> str:
+        raise RuntimeError("illegal memory access")
+
+    def __float__(self) -> float:
+        raise RuntimeError("illegal\nmemory access")
+
+
+@pytest.mark.parametrize(
+    ("value", "sentence"),
+    [
+        (None, "objective returned None, but must be a number"),
+        ("1", "objective returned '1', but must be a number"),
+        (1j, "objective returned 1j, but must be a number"),
+        (10**400, "objective returned a int, but must be a number (OverflowError: int too large to convert to float)"),
+        (10**5000, "objective returned a int, but must be a number (OverflowError: int too large to convert to float)"),
+        (Broken(), "objective returned a Broken, but must be a number (RuntimeError: illegal memory access)"),
+    ],
+    ids=["none", "str", "complex", "large", "long", "broken"],
+)
+def test_what_is_not_a_number(value: Any, sentence: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Returned, it has no line of its own; reported, it has the one that reports it."""
+
+    def objective(trial: Trial) -> Any:
+        if trial.lr == 2:
+            trial.report(1, value)
+        return value if trial.lr == 1 else 0.0
+
+    result = tune(objective, lr=[0.5, 1, 2], method="grid", retries=0, storage=tmp_path / "a.journal")
+    assert result.failed["lr=1 seed=0"] == sentence
+    line = objective.__code__.co_firstlineno + 2
+    reported = sentence.replace("objective returned", "objective raised TypeError: the value reported at step 1 is")
+    assert result.failed["lr=2 seed=0"] == f"{reported}. ({__file__}:{line})"
+    assert sentence in capsys.readouterr().err
+
+
+def test_a_loss_with_its_graph_is_a_number(tmp_path: Path) -> None:
+    """Without torch's warning, in each worker, about a tensor that requires a gradient."""
+
+    def objective(trial: Trial) -> torch.Tensor:
+        loss = torch.tensor([lr_only(trial)], requires_grad=True) * 2
+        trial.report(1, loss)  # type: ignore[arg-type]
+        return loss
+
+    result = tune(objective, lr=[1, 2], method="grid", storage=tmp_path / "a.journal")
+    assert [record.value for record in result.trials] == [2, 4]
 
 
 def test_facts_from_elsewhere_that_are_not_json(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from waiting import Clock, are_dead, process_state, until
 from avagrad.tune import Diverged, Trial, leases, tune
 from avagrad.tune.leases import Watch, holder
 from avagrad.tune.records import Record
-from avagrad.tune.result import Progress, Result, Verdict
+from avagrad.tune.result import Best, Progress, Result, Verdict
 from avagrad.tune.separability import Separability
 from avagrad.tune.space import Cell, Point
 from avagrad.tune.study import Study
@@ -133,6 +133,37 @@ def test_an_axis_is_extended_and_said_to_be(tmp_path: Path) -> None:
     assert (kept.best.lr, kept.extended, kept.at_ends) == (10, (), ("lr",))
 
 
+@pytest.mark.parametrize(
+    ("margin", "slope", "seeds", "extended"),
+    [(0, 0.0, 1, False), (0.01, 1e-6, 1, False), (0.01, 0.02, 1, True), (0, 1e-6, 1, True), (0, 1e-6, 2, False)],
+)
+def test_an_axis_is_extended_if_its_end_is_better(
+    margin: float, slope: float, seeds: int, extended: bool, tmp_path: Path
+) -> None:
+    """By more than the margin, and than the noise of several seeds; else the end is not said to be one, either."""
+
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        assert trial.eps is not None
+        return 1 + abs(math.log10(trial.lr)) + slope * math.log10(trial.eps) + trial.seed
+
+    options: dict[str, Any] = {
+        "lr": "0.01:100:5",
+        "eps": "1e-8:1:9",
+        "margin": margin,
+        "seeds": seeds,
+        "start_eps": 1e-8,
+    }
+    found = tune(objective, storage=tmp_path / "a.journal", **options)
+    assert bool(found.extended) == extended
+    for method in ("lines", "grid"):
+        found = tune(objective, storage=tmp_path / method, extend=False, **options | {"method": method})
+        assert found.best is not None
+        assert found.at_ends == (("eps",) if extended else ())
+        assert found.best.eps == 1e-8 or not extended
+        assert ("It is at an end of the eps axis" in found.summary()) == extended
+
+
 @pytest.mark.parametrize("ignored", ["lr", "eps"])
 @pytest.mark.parametrize("method", ["lines", "grid"])
 def test_an_objective_that_ignores_one_of_both_is_noticed(
@@ -145,6 +176,14 @@ def test_an_objective_that_ignores_one_of_both_is_noticed(
     )
     assert f"No value of {ignored} made a difference: does the objective use trial.{ignored}?" in result.summary()
     assert f"trial.{used}?" not in result.summary()
+
+
+@pytest.mark.parametrize("lines", [{1: (0, 1, 2), 10: (5, 5, 5)}, {1: (0, 1), 10: (5, 5, 5)}, {1: (0, 0), 10: (5, 5)}])
+def test_an_axis_that_makes_little_difference_is_not_called_unused(lines: dict[float, tuple[float, ...]]) -> None:
+    """After a move only some values next to the best are known; single ones may be level, or too few."""
+    records = [Record(lr, 10.0**-k, value=10 - v) for lr, values in lines.items() for k, v in enumerate(values)]
+    best = Best(10.0, 1.0, 5.0, (5.0,))
+    assert "difference" not in Result(best, tuple(records), Verdict(True, 2, "Yes."), {}, ()).summary()
 
 
 def test_an_objective_that_ignores_its_trial_is_noticed(tmp_path: Path) -> None:
@@ -218,6 +257,12 @@ def test_maximize_and_many_seeds(tmp_path: Path) -> None:
         objective, method="separable", lr=[1, 2], seeds=30, direction="maximize", storage=tmp_path / "a.journal"
     )
     assert len(more.trials) == 60
+
+
+def test_means_of_large_numbers(tmp_path: Path) -> None:
+    result = tune(lambda trial: 1.7e308, lr=[1, 2], seeds=2, storage=tmp_path / "a.journal")
+    assert result.best is not None
+    assert result.best.value == 1.7e308
 
 
 def test_a_wider_axis_keeps_what_is_known(tmp_path: Path) -> None:

@@ -21,7 +21,7 @@ from avagrad.tune.study import Study
 
 ROOT = Path(__file__).parent.parent.parent
 OBJECTIVE = """
-import math
+import math, sys
 
 def objective(trial):
     trial.note(square=trial.lr**2)
@@ -29,6 +29,9 @@ def objective(trial):
 
 def wrong(trial):
     return None
+
+def leaves(trial):
+    sys.exit(0)
 """
 SLOW = """
 import threading
@@ -60,6 +63,7 @@ def avagrad(*arguments: str, cwd: Path) -> str:
 def project(tmp_path: Path) -> Path:
     (tmp_path / "mine.py").write_text(OBJECTIVE)
     (tmp_path / "raising.py").write_text("import json\n\nopen('nowhere.csv')\n")
+    (tmp_path / "ending.py").write_text("import sys\n\nsys.exit(0)\n")
     (tmp_path / "unparsable.py").write_text("def objective(trial)\n")
     return tmp_path
 
@@ -198,6 +202,15 @@ def test_the_best_points_say_what_they_are_the_mean_of(tmp_path: Path, capsys: p
     assert shown[7] == "4 lr x 1 eps; inf diverged; * was pruned; means over 1 to 2 seeds"
 
 
+def test_zero_has_no_sign(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    storage = str(tmp_path / "s.journal")
+    with closing(Study(storage, "s", direction="maximize")) as study:
+        study.add([Record(1, 0.1, value=0.0), Record(2, 0.1, value=-1.0)])
+    shown = said_of("study", "show", storage, capsys=capsys)
+    assert shown[2] == "0            lr 1, eps 0.1"
+    assert "-0" not in " ".join(" ".join(shown).split())
+
+
 def test_a_point_that_was_queued_twice_has_not_failed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Two searches want it at the same time; the second trial of it is ended, and the first one is under way."""
     storage = str(tmp_path / "s.journal")
@@ -244,6 +257,9 @@ WRONG = {
     "tune raising:objective --lr 1,2": "'raising' cannot be imported: FileNotFoundError: [Errno 2] No such file or "
     "directory: 'nowhere.csv' ({project}/raising.py:3).",
     "tune unparsable:objective --lr 1,2": "(unparsable.py, line 1) ({project}/unparsable.py:1).",
+    "tune ending:objective --lr 1,2": "'ending' cannot be imported: it ends the process (SystemExit: 0) "
+    "({project}/ending.py:3).",
+    "tune mine:leaves --lr 1,2": "objective raised SystemExit: 0 ({project}/mine.py:12): at lr=1 seed=0, 3 of 3 times",
     "tune mine:nothing --lr 1,2": "'mine' has no 'nothing'",
     "tune mine:objective": "lr and eps are not given, but at least one of them must be an axis",
     "tune mine:objective --lr 3:1:5": "must have its low end",
@@ -253,6 +269,10 @@ WRONG = {
     "tune mine:objective --lr 1,2 --direction up --dry-run": "direction is 'up', but must be one of minimize, maximize",
     "tune mine:objective --lr 1,2 --seeds -2 --dry-run": "seeds is -2, but must be a whole number of at least 1",
     "tune mine:objective --lr 1,2 --pruner foo --dry-run": "pruner is 'foo'",
+    "tune mine:math --lr 1,2 --dry-run": "objective is 'mine:math', but must be a function of a trial, not <module",
+    "tune mine:objective --lr 1,2 --timeout 3 --dry-run": "timeout is 3.0, but a process cannot kill itself",
+    "tune mine:objective --lr 1,2 --storage sqlite:///z.db --workers 2 --dry-run": "but SQLite lets two workers take",
+    "sweep digits --lr 1,2 --timeout 3 --dry-run": "timeout is 3.0, but a process cannot kill itself",
     "sweep digits --lr 1,2 --margin -1 --dry-run": "margin is -1.0, but must be a finite number of at least 0",
     "tune mine:wrong --lr 1": "objective returned None, but must be a number",
     "tune mine:wrong --lr 1,2": "objective returned None, but must be a number",
