@@ -1,6 +1,7 @@
 """That whatever is there can be drawn, the same way every time, and that it shows the numbers that it was given."""
 
 import math
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -109,6 +110,29 @@ def test_the_axis_of_budgets_begins_where_the_differences_do() -> None:
     low, high = budgets.draw(chart).axes[0].get_ylim()
     assert 3.5 < low < 4 < 5 < high < 5.5
     assert budget(POINT).span is None
+    assert budgets.caption(chart).endswith(" Early trials are above the picture.")
+    more = budget(Band((1, 5), (0.1, 5.0), (0.1, 5.0), (0.1, 5.0)), kind="records")
+    assert budgets.caption(replace(more, direction="maximize")).endswith(" Early trials are below the picture.")
+    level = Band((1, 5), (5.0, 5.0), (5.0, 5.0), (5.0, 5.0))
+    assert "picture" not in budgets.caption(budget(level, kind="records"))
+
+
+@pytest.mark.parametrize("last", [1, 3, 9, 22, 150, 20_000])
+def test_trials_are_whole_numbers(last: int) -> None:
+    curve = (1.0,) * last
+    axes = budgets.draw(budget(Band(tuple(range(1, last + 1)), curve, curve, curve), kind="records")).axes[0]
+    low, high = axes.get_xlim()
+    there = [tick for tick in axes.get_xticks() if low <= tick <= high]
+    assert there
+    assert there == [round(tick) for tick in there]
+    assert len(there) <= 16
+
+
+def test_budgets_say_of_what_there_is_a_line() -> None:
+    assert "random" not in budgets.NOTE + budgets.caption(budget(SLOPE, kind="records"))
+    caption = budgets.caption(budget(SLOPE, kind="random"))
+    assert "Two lines and a ring are replayed on the whole grid." in caption
+    assert "the median of all draws, and the band is from the lucky quarter to the unlucky one" in caption
 
 
 def test_of_many_sweeps_the_best_are_drawn_and_the_rest_counted() -> None:

@@ -10,7 +10,8 @@ from matplotlib.text import Text
 
 from avagrad.report.drawing import save
 from avagrad.report.figures.heat_maps import HeatMap, caption, draw_heat_maps, heat_map, numbers, shades, ticks
-from avagrad.report.reading import Collection, collect
+from avagrad.report.known import known_of
+from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune import Trial, tune
 from avagrad.tune.records import Record
 from avagrad.tune.search import replay, scores
@@ -64,6 +65,19 @@ def test_maps_share_their_shades() -> None:
     two = heat_map("two", [Record(1, 0.1, value=3), Record(2, 0.1, value=math.inf)])
     assert shades([one, two]) == {1.0: 0.0, 3.0: 0.5, 5.0: 1.0}
     assert shades([]) == {}
+
+
+@pytest.mark.parametrize("count", [3, 12, 30])
+def test_of_cells_that_tie_all_name_the_same(count: int) -> None:
+    """On a part of a grid, and where points are in bins."""
+    points = [(10.0**k, 10.0 ** ((7 * k) % count)) for k in range(count)]
+    records = [Record(*points[0], value=2), *(Record(*point, value=1) for point in points[1:])]
+    (found,) = numbers(Collection("a", sweeps=(Sweep("a", "a", tuple(records), {}, {}, "minimize"),)))
+    best = known_of(records).best
+    assert best is not None
+    assert bool(found.records) == (count > 12)
+    assert f"The best is {best}: 1." in caption(found)
+    assert f"{count - 1} cells share the best value." in caption(found) or found.records
 
 
 def test_lines_are_no_maps() -> None:

@@ -16,6 +16,7 @@ from avagrad.report.reading import Collection, Sweep, collect
 from avagrad.tune import Trial, tune
 from avagrad.tune.result import Result, Verdict
 from avagrad.tune.scores import scores
+from avagrad.tune.separability import counted
 from avagrad.tune.space import Cell
 from avagrad.tune.tables import noted, tables
 
@@ -201,7 +202,7 @@ def test_a_search_has_no_path_before_its_end(tmp_path: Path) -> None:
         cut = replace(collection, sweeps=(replace(sweep, records=sweep.records[:count]),))
         assert heat_maps.numbers(cut)[0].path == ()
         assert heat_maps.numbers(cut)[0].best is not None
-        assert all(f": {count} trials, the best of them" in line for line in findings(cut))
+        assert all(f": {counted(count, 'trial')}, the best of them" in line for line in findings(cut))
 
 
 def test_a_search_over_lr_alone_has_its_pick_in_the_table(tmp_path: Path) -> None:
@@ -211,12 +212,41 @@ def test_a_search_over_lr_alone_has_its_pick_in_the_table(tmp_path: Path) -> Non
 
     result = tune(objective, lr="1e-4:1e3:15", seeds=3, storage=tmp_path / "a.journal", extend=False)
     collection = collect(tmp_path)
-    row = [cell.text for cell in sweeps.draw(sweeps.numbers(collection)[0]).rows[0]]
+    row = texts_of(collection)
     assert result.best is not None
-    assert (row[3], row[7]) == (str(len(result.trials)), "")
-    assert float(row[6]) == pytest.approx(result.best.lr, 1e-3)
-    assert float(row[8]) == pytest.approx(result.best.value, 1e-3)
+    assert row["trials"] == str(len(result.trials))
+    assert float(row["best lr"]) == pytest.approx(result.best.lr, 1e-3)
+    assert float(row["best value"]) == pytest.approx(result.best.value, 1e-3)
     assert heat_maps.numbers(collection) == []
+    found = f"found {Cell(result.best.lr, None)}: {result.best.value:.3g} (mean of 3 seeds)."
+    (line,) = findings(collection)
+    assert line.endswith(f"objective: {len(result.trials)} trials {found}")
+
+
+def test_a_first_line_that_all_diverged_has_a_sentence(tmp_path: Path) -> None:
+    tune(lambda trial: math.nan, lr="1e-4:1e3:8", eps="1e-8:1e2:11", name="lost", storage=tmp_path / "a.journal")
+    assert findings(collect(tmp_path)) == ["The search for lost: 8 trials of which all diverged."]
+    assert [budgets.caption(chart) for chart in budgets.numbers(collect(tmp_path))] == ["No trial has a finite value."]
+
+
+def test_one_trial_is_one(tmp_path: Path) -> None:
+    tune(lambda trial: 3.0, lr=0.1, name="one", storage=tmp_path / "a.journal")
+    assert findings(collect(tmp_path)) == ["The search for one: 1 trial found lr 0.1: 3."]
+    (chart,) = budgets.numbers(collect(tmp_path))
+    assert budgets.caption(chart) == "one: 3 after 1 trial."
+
+
+def test_the_best_possible_share_of_0_has_no_sign(tmp_path: Path) -> None:
+    tune(lambda trial: 0.0, lr="1e-3:1:4", eps=0.1, name="none", direction="maximize", storage=tmp_path / "a.journal")
+    collection, sweep, drawn = read(tmp_path)
+    (chart,) = budgets.numbers(collection)
+    told = [
+        *findings(collection),
+        heat_maps.caption(drawn),
+        *drawn.hover["cells-0"],
+        texts_of(collection)["best value"],
+    ]
+    assert "-0" not in " ".join([*told, budgets.caption(chart), shown(sweep)]).split()
 
 
 ODD: list[dict[str, Any]] = [
@@ -263,6 +293,33 @@ def test_studies_of_different_objectives_share_no_scale(tmp_path: Path) -> None:
     collection = collect(tmp_path)
     assert [chart.title for chart in budgets.numbers(collection)] == ["a, c", "b"]
     assert {drawn.name: drawn.title for drawn in heat_maps.numbers(collection)} == {"a": "a, c", "c": "a, c", "b": "b"}
+
+
+def adam(trial: Trial) -> float:
+    return 2 + abs(math.log10(trial.lr or 1))
+
+
+def objective(trial: Trial) -> float:
+    return 1 + abs(math.log10(trial.lr or 1) + 1)
+
+
+def test_functions_of_one_module_share_a_heading_and_a_scale(tmp_path: Path) -> None:
+    """As `avagrad tune mine:adam` and `avagrad tune mine:objective` leave them."""
+    for each in (adam, objective):
+        tune(each, lr="1e-3:1:4", eps="1e-8:1:3", storage=tmp_path / f"{each.__name__}.journal")
+    tune(adam, lr="1e-3:1:4", eps=1, direction="maximize", storage=tmp_path / "up.journal")
+    tune(adam, lr="1e-3:1:4", eps=1, about={"epochs": 3}, storage=tmp_path / "longer.journal")
+    maps = heat_maps.numbers(collect(tmp_path))
+    by_title: dict[str, list[HeatMap]] = {}
+    for drawn in maps:
+        by_title.setdefault(drawn.title, []).append(drawn)
+    (one, other), *others = sorted(by_title.values(), key=len, reverse=True)
+    assert [len(each) for each in others] == [1, 1]
+    assert sorted(drawn.name.rpartition(":")[2] for drawn in (one, other)) == ["adam", "objective"]
+    assert one.shade == other.shade
+    assert {1.0, 2.0} <= one.shade.keys()
+    for chart in budgets.numbers(collect(tmp_path)):
+        assert len({line.label for line in chart.lines}) == len(chart.lines)
 
 
 def test_searches_of_other_modules_are_apart(tmp_path: Path) -> None:

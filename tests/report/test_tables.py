@@ -211,9 +211,20 @@ def test_what_is_no_whole_grid_has_blanks() -> None:
     line = tuple(Record(lr, None, value=math.inf if lr > 2 else lr) for lr in (1, 2, 3))
     part = grid()[:-1]
     first, second = texts(table_of_sweeps([Sweep(x, x, y, {}, {}, "minimize") for x, y in (("a", line), ("b", part))]))
-    assert first == ["a", "", "3 x 1", "3", "", "1", "1", "", "1", *[""] * 5]
-    assert second[2:4] == ["7 x 7", "48"]
-    assert second[9:] == [""] * 5
+    assert first == ["a", "3 x 1", "3", "", "1", "1", "", "1"]
+    assert second[:3] == ["b", "7 x 7", "48"]
+
+
+def test_columns_in_which_all_is_blank_are_left_out() -> None:
+    line = Sweep("a", "a", (Record(1, None, value=2), Record(2, None, value=3)), {}, {}, "minimize")
+    table = table_of_sweeps([line])
+    assert table.columns == ("method", "lr x eps", "trials", "diverged", "best lr", "best value")
+    assert (texts(table), table.left) == ([["a", "2 x 1", "2", "0", "1", "2"]], 2)
+    assert "ridge" not in table.caption
+    whole = table_of_sweeps([line, Sweep("b", "b", grid(), {"task": "digits"}, {}, "minimize")])
+    assert whole.columns == sweeps._COLUMNS
+    assert (texts(whole)[0][9:], whole.left) == ([""] * 5, 3)
+    assert "The ridge is the best lr at each eps" in whole.caption
 
 
 @pytest.mark.parametrize(

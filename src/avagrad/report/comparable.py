@@ -235,10 +235,13 @@ def comparable_sweeps(sweeps: Sequence[Sweep]) -> list[tuple[str, list[Sweep]]]:
 
 
 def _sweep_key(sweep: Sweep) -> Hashable:
-    # If nothing is known of the settings, what is in one folder was put there to be compared, unless it is of functions
-    # of several modules.
-    where = "" if sweep.task else (str(PurePath(sweep.place).parent), sweep.name.rpartition(":")[0])
-    return where, sweep.direction, sweep.measure, _key(sweep.config, sweep.about)
+    if sweep.task:
+        return "", sweep.direction, sweep.measure, _key(sweep.config, sweep.about)
+    # If nothing is known of the settings, what is in one folder was put there to be compared: functions of one module,
+    # whatever their names, but not of several modules.
+    module = sweep.name.rpartition(":")[0]
+    config = {key: value for key, value in sweep.config.items() if key != "objective" or not module}
+    return str(PurePath(sweep.place).parent), module, sweep.direction, sweep.measure, _key(config, sweep.about)
 
 
 def _sweeps_title(sweeps: Sequence[Sweep]) -> str:

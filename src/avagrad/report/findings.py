@@ -9,6 +9,7 @@ from avagrad.report.figures.table_1 import Column, Entry, results
 from avagrad.report.reading import Collection, Sweep, Synthetic, method_title
 from avagrad.report.values import number
 from avagrad.tune.search import plan
+from avagrad.tune.separability import counted
 from avagrad.tune.space import Cell
 
 __all__ = ["findings", "six_lines"]
@@ -78,9 +79,9 @@ def _searches(sweeps: Sequence[Sweep]) -> Iterator[str]:
     for sweep in sweeps:
         known = sweep.known
         is_stated = known.parts is not None and known.parts.best == known.best  # as the best of a whole grid
-        if known.space is None or is_stated or min(known.space.shape) < 2:
+        if known.space is None or is_stated:
             continue
-        line = f"The search for {_of(sweep)}: {known.trials} trials{_found(sweep)}"
+        line = f"The search for {_of(sweep)}: {counted(known.trials, 'trial')}{_found(sweep)}"
         for grid in sweeps:
             parts = grid.known.parts if grid.title == sweep.title else None
             if parts is not None and parts.best is not None and len(comparable_sweeps([grid, sweep])) == 1:

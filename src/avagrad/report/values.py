@@ -22,7 +22,7 @@ def number(value: object) -> float | None:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) < LARGEST:
         return None
-    return float(value)
+    return float(value) + 0.0  # adding 0 avoids -0.0
 
 
 def mean_of_all(values: Sequence[object]) -> float | None:

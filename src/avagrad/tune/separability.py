@@ -14,7 +14,7 @@ from avagrad.tune.scores import Score, best
 from avagrad.tune.search import Plan, replay
 from avagrad.tune.space import Cell, Space, shown
 
-__all__ = ["Separability", "separability", "two_digits", "verdict"]
+__all__ = ["Separability", "counted", "separability", "two_digits", "verdict"]
 
 
 @dataclass(frozen=True)
@@ -71,7 +71,7 @@ class Separability:
         if self.best is None or self.stays is None:
             return f"All {self.cells} cells of the grid diverged or failed, so nothing is known about lr and eps."
         working = [eps for eps, lr in self.ridge if lr is not None]
-        moves = f"moves by {_count(self.moves, 'step')}" if self.moves else "does not move"
+        moves = f"moves by {counted(self.moves, 'step')}" if self.moves else "does not move"
         ends = ""
         if self.at_ends:
             moves = moves if self.moves else f"is {shown(self.best.lr or 0.0)}"
@@ -82,7 +82,7 @@ class Separability:
         if failed:
             slopes += f"; no lr works at {failed} of the eps"
         found = (
-            f"Two lines and {_count(self.rings, 'ring')} from {self.start} find {self.pick} in {self.trials} trials"
+            f"Two lines and {counted(self.rings, 'ring')} from {self.start} find {self.pick} in {self.trials} trials"
             f" instead of {self.cells}, {self._worse()}."
             if self.pick is not None
             else f"The first line, of {self.trials} trials, finds nothing: each of them diverged or failed."
@@ -197,7 +197,12 @@ def _slope(ridge: tuple[tuple[float, float | None], ...]) -> float | None:
     return linear_regression(*zip(*points, strict=True)).slope
 
 
-def _count(number: int, thing: str) -> str:
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words.
+
+    >>> counted(1, "ring"), counted(1, "step"), counted(2, "step")
+    ('a ring', '1 step', '2 steps')
+    """
     return (f"a {thing}" if thing == "ring" else f"1 {thing}") if number == 1 else f"{number} {thing}s"
 
 

@@ -5,21 +5,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from matplotlib.ticker import FixedLocator
+
 from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_axes, legend, new_figure
 from avagrad.report.reading import Collection, Sweep
 from avagrad.report.values import Band, number, wants_log
 from avagrad.tune.records import sign_of
 from avagrad.tune.search import replay
+from avagrad.tune.separability import counted
 
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers", "random_search"]
 
 NAME = "budgets"
 CHAPTER = "What a search finds for its trials"
-NOTE = (
-    "The best value after so many trials: of the search by two lines and a ring, and of as many cells of the same grid"
-    " drawn at random (the median of all draws; the band is from the lucky quarter to the unlucky one)."
-)
+NOTE = "The best value after so many trials."
 _WIDTHS = (3.6, 2.4, 1.4)
 _MOST = 6  # sweeps in one drawing
 _EARLY = 5  # trials, before which values are so bad that the differences at the end could not be seen
@@ -64,6 +64,15 @@ class Budgets:
         bands = [line.band for line in self.lines if line.sweep in self.best_sweeps]
         late = [y for band in bands for x, y in zip(band.x, band.middle, strict=True) if y is not None and x >= _EARLY]
         return (min(late), max(late)) if late else None
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The ends of the axis of values: the span, and some room."""
+        if self.span is None:
+            return None
+        low, high = self.span
+        room = 0.08 * (high - low) or 0.06 * abs(high) or 1.0
+        return (low / (high / low) ** 0.08 if self.log else low - room, high + room)
 
 
 def numbers(collection: Collection) -> list[Budgets]:
@@ -139,24 +148,34 @@ def _odds(total: int, best: int, drawn: int) -> float:
 
 
 def caption(chart: Budgets) -> str:
-    """Return what each search that is drawn has found when it ends, and random cells for as many trials.
+    """Return what is drawn: what each search has found when it ends, and random cells for as many trials.
 
     >>> search = Line("Adam", "separable", 0, Band((1.0, 2.0), (5.0, 3.0)))
     >>> caption(Budgets("digits", "error, %", (search,), False))
     'Adam: 3 after 2 trials.'
     """
+    lines = [line for line in chart.lines if line.sweep in chart.best_sweeps]
     random = {
         (line.sweep, trials): f", where as many random cells have {value:.4g}"
-        for line in chart.lines
+        for line in lines
         if line.kind == "random"
         for trials, value in zip(line.band.x, line.band.middle, strict=True)
         if value is not None
     }
-    return " ".join(
-        f"{line.title}: {end[1]:.4g} after {end[0]:.0f} trials{random.get((line.sweep, end[0]), '')}."
-        for line in chart.lines
-        if line.sweep in chart.best_sweeps and line.kind != "random" and (end := line.band.last) is not None
-    )
+    found = [
+        f"{line.title}: {end[1]:.4g} after {counted(int(end[0]), 'trial')}{random.get((line.sweep, end[0]), '')}."
+        for line in lines
+        if line.kind != "random" and (end := line.band.last) is not None
+    ]
+    if random:
+        found.append(
+            "Two lines and a ring are replayed on the whole grid. Of random cells the line is the median of all draws,"
+            " and the band is from the lucky quarter to the unlucky one."
+        )
+    low, high = chart.limits or (-math.inf, math.inf)
+    if any(y is not None and not low <= y <= high for line in lines for y in line.band.middle):
+        found.append(f"Early trials are {'below' if chart.direction == 'maximize' else 'above'} the picture.")
+    return " ".join(found) or "No trial has a finite value."
 
 
 def draw(chart: Budgets) -> Figure:
@@ -173,11 +192,11 @@ def draw(chart: Budgets) -> Figure:
         draw_band(axes, line.band, style, steps=True)
         if line.band.last is not None and line.kind != "random":
             axes.plot(*line.band.last, marker="o", ms=6, color=style["color"], ls="none")
-    if chart.span is not None:
-        low, high = chart.span
-        room = 0.08 * (high - low) or 0.06 * abs(high) or 1.0
-        axes.set_ylim(low / (high / low) ** 0.08 if chart.log else low - room, high + room)
+    if chart.limits is not None:
+        axes.set_ylim(*chart.limits)
     finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
+    if lines:
+        axes.xaxis.set_major_locator(FixedLocator([part * 10**k for k in range(6) for part in (1, 2, 5)]))
     left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps) if lines else 0
     left = "1 more sweep is not drawn: it ends" if left_out == 1 else f"{left_out} more sweeps are not drawn: they end"
     note = f"{left} worse." if left_out else ""

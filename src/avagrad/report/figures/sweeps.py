@@ -48,23 +48,28 @@ def caption(sweeps: Sweeps) -> str:
     >>> caption(Sweeps((), ()))[:27]
     'A trial is a cell of the gr'
     """
+    ridge = (
+        " The ridge is the best lr at each eps: its slope is of log lr against log eps. The best lr stays where it is"
+        " within a step of the best cell's."
+    )
     return (
         "A trial is a cell of the grid, with all of its seeds; where a study keeps its search, each seed is a trial."
-        " Values are means over seeds. One seed that diverged makes the cell diverged. The ridge is the best lr at each"
-        " eps: its slope is of log lr against log eps. The best lr stays where it is within a step of the best cell's."
-    )
+        " Values are means over seeds. One seed that diverged makes the cell diverged."
+    ) + (ridge if any(sweep.known.parts for sweep in sweeps.origins) else "")
 
 
 def draw(sweeps: Sweeps) -> Table:
-    """Return the table; blank where a grid is not whole.
+    """Return the table; blank where a grid is not whole, without columns in which all is blank.
 
     >>> from avagrad.tune.records import Record
     >>> sweep = Sweep("a", "adam", (Record(0.1, 1e-8, value=3, seconds=2.0),), {}, {}, "minimize")
-    >>> [cell.text for cell in draw(numbers(Collection("a", sweeps=(sweep,)))[0]).rows[0]][:9]
-    ['adam', '', '1 x 1', '1', '2 s', '0', '0.1', '1e-08', '3']
+    >>> [cell.text for cell in draw(numbers(Collection("a", sweeps=(sweep,)))[0]).rows[0]]
+    ['adam', '1 x 1', '1', '2 s', '0', '0.1', '1e-08', '3']
     """
-    rows = tuple(tuple(map(TableCell, _texts(*row))) for row in zip(sweeps.names, sweeps.origins, strict=True))
-    return Table(_COLUMNS, rows, caption(sweeps), left=3)
+    rows = [_texts(*row) for row in zip(sweeps.names, sweeps.origins, strict=True)]
+    kept = [i for i, column in enumerate(zip(*rows, strict=True)) if any(column)]
+    cells = tuple(tuple(TableCell(row[i]) for i in kept) for row in rows)
+    return Table(tuple(_COLUMNS[i] for i in kept), cells, caption(sweeps), left=sum(i < 3 for i in kept))
 
 
 def _texts(name: str, sweep: Sweep) -> list[str]:
