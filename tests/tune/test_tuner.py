@@ -183,7 +183,7 @@ def test_an_axis_that_makes_little_difference_is_not_called_unused(lines: dict[f
     """After a move only some values next to the best are known; single ones may be level, or too few."""
     records = [Record(lr, 10.0**-k, value=10 - v) for lr, values in lines.items() for k, v in enumerate(values)]
     best = Best(10.0, 1.0, 5.0, (5.0,))
-    assert "difference" not in Result(best, tuple(records), Verdict(True, 2, "Yes."), {}, ()).summary()
+    assert "does the objective use" not in Result(best, tuple(records), Verdict(True, 2, "Yes."), {}, ()).summary()
 
 
 def test_an_objective_that_ignores_its_trial_is_noticed(tmp_path: Path) -> None:

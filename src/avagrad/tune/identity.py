@@ -43,7 +43,7 @@ def is_found_by_name(objective: object) -> bool:
     try:
         module = sys.modules.get(objective.__module__ or "__main__")
         return attrgetter(objective.__qualname__)(module) is objective  # type: ignore[attr-defined]
-    except AttributeError:
+    except (AttributeError, TypeError):
         return False
 
 
