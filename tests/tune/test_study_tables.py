@@ -33,7 +33,7 @@ def test_two_grids_that_share_values_are_one_table() -> None:
         "     0.1     1    2  3",
         "       1     0    1  -",
     ]
-    assert parts.startswith("2 lr x 2 eps of these are complete. The best lr does not move over eps from 0.01 to 0.1 (")
+    assert parts.startswith("2 lr x 2 eps of these are complete. The best lr is 1 over eps from 0.01 to 0.1 (")
 
 
 def test_two_grids_that_share_none_are_two_tables() -> None:

@@ -161,11 +161,11 @@ def test_a_study_of_several_grids_shows_and_exports_them_all(
         "       1       2      1     0    1  2",
         shown[-1],
     ]
-    assert shown[-1].startswith("The best lr does not move over eps from 0.0001 to 1 (slope 0.00; 0.00 at large eps).")
+    assert shown[-1].startswith("The best lr is 1 over eps from 0.0001 to 1 (slope 0.00; 0.00 at large eps). At 5 of 5")
     shown = search("1e-3:1:4", "3e-3,3e-2")
     assert shown[8] == "5 lr x 7 eps, 33 of 35 cells; - was not run"
     assert shown[10] == "  0.0001       6      5      -     4      -    5  6"
-    assert shown[-1].startswith("4 lr x 7 eps of these are complete. The best lr does not move over eps from 0.0001")
+    assert shown[-1].startswith("4 lr x 7 eps of these are complete. The best lr is 1 over eps from 0.0001")
     shown = search("0.1,10", None)
     assert shown[1] == "35 finished (0 diverged), 0 running, 0 waiting"
     assert shown[2] == "0            lr 1, eps 0.01"

@@ -202,7 +202,7 @@ def _number(value: Any, what: str) -> float:
 
 def _short(value: Any) -> str:
     try:
-        text = repr(value)
+        text = " ".join(repr(value).split())
     except Exception:
         text = ""
     return text if 0 < len(text) <= 60 else f"a {type(value).__name__}"
