@@ -121,7 +121,8 @@ def test_a_search_by_lines_ends_as_if_nothing_had_been_killed(storage: str, tmp_
             process.wait()
     keys = finished(storage)
     assert sorted(keys) == sorted(record.point.key for record in whole.trials)
-    again = tune(bowl, optimizer="avastep", storage=storage, name="killed", about={})
+    with pytest.warns(UserWarning, match="are of earlier code of killed"):
+        again = tune(bowl, optimizer="avastep", storage=storage, name="killed", about={})
     assert (again.best, again.path, again.extended, again.new) == (whole.best, whole.path, whole.extended, 0)
 
 
