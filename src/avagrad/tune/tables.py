@@ -50,7 +50,11 @@ class Noted:
 
 
 def noted(search: Mapping[str, Any], records: Sequence[Record], direction: str = "minimize") -> Noted | None:
-    """Return the search of :attr:`avagrad.tune.study.Study.search`; None if there is none, or not one that is known."""
+    """Return the search of :attr:`avagrad.tune.study.Study.search`; None if there is none, or not one that is known.
+
+    >>> noted({}, []), noted({"method": "none", "lr": [1], "start": [1, None], "margin": 0, "seeds": [0]}, [])
+    (None, None)
+    """
     # One that was written by another version, or by hand, is left out.
     with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         own = Space(*(axis(search[name], name) if search.get(name) else None for name in NAMES))
