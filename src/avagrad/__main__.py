@@ -9,8 +9,8 @@ def main() -> None:
     missing = [name for name in ("typer", "rich", "optuna") if importlib.util.find_spec(name) is None]
     if missing:
         print(
-            f"error: the command avagrad needs {' and '.join(missing)}: pip install 'avagrad[lab]' (or avagrad[tune], "
-            "for searches only). "
+            f"error: the command avagrad needs {' and '.join(missing)}: pip install '.[lab]' in avagrad's folder "
+            "(or '.[tune]', for searches only). "
             "(python -m avagrad.lab.train runs without typer and rich.)",
             file=sys.stderr,
         )

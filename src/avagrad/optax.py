@@ -53,7 +53,7 @@ try:
     import numpy as np
     import optax
 except ImportError as error:
-    raise ImportError("avagrad.optax needs jax and optax: pip install 'avagrad[jax]'.") from error
+    raise ImportError("avagrad.optax needs jax and optax: pip install '.[jax]' in avagrad's folder.") from error
 
 from avagrad.optim.arguments import BOOL, Allowed, check_values, is_finite
 from avagrad.optim.avagrad import DelayedOptimizer

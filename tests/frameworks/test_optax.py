@@ -533,6 +533,6 @@ for name in ("jax", "optax"):
 
 def test_where_jax_is_not_installed_the_import_says_what_to_do() -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=False)
-    assert done.stdout.splitlines() == ["avagrad.optax needs jax and optax: pip install 'avagrad[jax]'."] * 2, (
-        done.stderr
-    )
+    assert (
+        done.stdout.splitlines() == ["avagrad.optax needs jax and optax: pip install '.[jax]' in avagrad's folder."] * 2
+    ), done.stderr

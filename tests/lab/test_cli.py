@@ -185,12 +185,14 @@ def test_without_typer_the_command_says_what_to_install() -> None:
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False)
     assert done.returncode == 2
-    assert "needs typer: pip install 'avagrad[lab]'" in done.stderr
+    assert "needs typer: pip install '.[lab]' in avagrad's folder" in done.stderr
 
 
 def test_a_report_names_what_is_missing(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setitem(sys.modules, "avagrad.report.page", None)  # importing it raises ModuleNotFoundError
     with pytest.raises(SystemExit):
         main(["report", "."])
-    message = "error: a report needs avagrad.report.page, which is not installed: pip install 'avagrad[lab]'.\n"
+    message = (
+        "error: a report needs avagrad.report.page, which is not installed: pip install '.[lab]' in avagrad's folder.\n"
+    )
     assert capsys.readouterr().err == message

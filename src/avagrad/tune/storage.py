@@ -176,8 +176,8 @@ def storage_errors(storage: str | os.PathLike[str]) -> Iterator[None]:
         raise StorageError(f"storage is {name!r}, which cannot be read or written: {error}.") from error
     except ImportError as error:
         raise StorageError(
-            f"storage is {name!r}, whose driver is not installed: {error}. pip install 'avagrad[cluster]' installs "
-            "PostgreSQL's; install that of another database separately."
+            f"storage is {name!r}, whose driver is not installed: {error}. pip install '.[cluster]' in avagrad's "
+            "folder installs PostgreSQL's; install that of another database separately."
         ) from error
     except sqlalchemy.exc.ArgumentError as error:
         raise StorageError(f"storage is {name!r}, which is not a database URL: {error}.") from error

@@ -33,7 +33,7 @@ class RayTasks(WorkerPool):
             import ray
         except ImportError as error:
             raise WorkerError(
-                f"ray is {self.address!r}, but Ray is not installed: pip install 'avagrad[cluster]'."
+                f"ray is {self.address!r}, but Ray is not installed: pip install '.[cluster]' in avagrad's folder."
             ) from error
         self.ray, self.joined = ray, not ray.is_initialized()
         if self.joined:
