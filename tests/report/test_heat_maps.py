@@ -9,9 +9,10 @@ import pytest
 from matplotlib.text import Text
 
 from avagrad.report.drawing import save
-from avagrad.report.figures.heat_maps import HeatMap, caption, draw_heat_maps, heat_map, numbers, shades, ticks
+from avagrad.report.figures.heat_maps import HeatMap, caption, draw_heat_maps, heat_map, numbers, shades
 from avagrad.report.known import known_of
 from avagrad.report.reading import Collection, Sweep, collect
+from avagrad.report.values import ticks
 from avagrad.tune import Trial, tune
 from avagrad.tune.records import Record
 from avagrad.tune.search import replay, scores
@@ -78,6 +79,24 @@ def test_of_cells_that_tie_all_name_the_same(count: int) -> None:
     assert bool(found.records) == (count > 12)
     assert f"The best is {best}: 1." in caption(found)
     assert f"{count - 1} cells share the best value." in caption(found) or found.records
+
+
+def test_few_values_are_shaded_by_value_and_many_by_rank() -> None:
+    """Of the few that a search has run, one that is a little worse is not as dark as one that failed."""
+    few = heat_map("few", [Record(10.0**k, 0.1, value=value) for k, value in enumerate((0.3, 0.304, 5.3))])
+    assert shades([few]) == pytest.approx({0.3: 0.0, 0.304: 0.0008, 5.3: 1.0})
+    scale = draw_heat_maps([few]).axes[-1]
+    assert scale.get_xlabel().endswith("; colours by value")
+    labels = dict(zip(scale.get_xticks(), (text.get_text() for text in scale.get_xticklabels()), strict=True))
+    assert labels == {0.0: "0.3", 0.25: "1.55", 0.5: "2.8", 0.75: "4.05", 1.0: "5.3"}
+    many = heat_map("many", [Record(10.0**k, eps, value=2.0**k + eps) for k in range(20) for eps in (0.1, 0.2)])
+    assert list(shades([many]).values()) == pytest.approx([i / 39 for i in range(40)])
+    assert draw_heat_maps([many]).axes[-1].get_xlabel().endswith("; colours by rank")
+    up = heat_map("up", [Record(10.0**k, 0.1, value=k) for k in range(5)], direction="maximize")
+    assert shades([up], direction="maximize") == {4.0: 0.0, 3.0: 0.25, 2.0: 0.5, 1.0: 0.75, 0.0: 1.0}
+    far = heat_map("far", [Record(1, 0.1, value=-1.7e308), Record(2, 0.1, value=1.7e308), Record(3, 0.1, value=0)])
+    assert shades([far]) == {-1.7e308: 0.0, 0.0: 0.5, 1.7e308: 1.0}
+    assert len(draw_heat_maps([heat_map("one", [Record(1, 0.1, value=3)])]).axes[-1].get_xticks()) == 1
 
 
 def test_lines_are_no_maps() -> None:

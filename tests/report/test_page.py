@@ -144,7 +144,7 @@ def test_a_drawing_on_the_page_says_what_its_file_says(tmp_path: Path) -> None:
     report = write_report(tmp_path)
     tag = re.compile(r"<text[^>]*>([^<]*)</text>")
     texts = tag.findall((report.figures / "heat-maps-1.svg").read_text())
-    assert {"0.0123", "0.00321", "1.25", "value; colours by rank"} <= set(texts)
+    assert {"0.0123", "0.00321", "1.25", "value; colours by value"} <= set(texts)
     assert tag.findall(report.page.read_text())[: len(texts)] == texts
 
 
@@ -222,6 +222,16 @@ def test_the_command_says_what_it_found_and_what_it_could_not_read(tmp_path: Pat
     assert f"the page is {tmp_path / 'report.html'}" in done.stdout
     (tmp_path / "empty").mkdir()
     assert "nothing to show was found" in CliRunner().invoke(app, ["report", str(tmp_path / "empty")]).stdout
+
+
+@pytest.mark.parametrize("url", ["postgresql://me:secret@host/db", "sqlite:///my.db"])
+@pytest.mark.parametrize("more", [[], ["--dry-run"]])
+def test_a_database_is_exported_first_and_its_password_stays_hidden(url: str, more: list[str]) -> None:
+    result = CliRunner().invoke(app, ["report", url, *more])
+    assert isinstance(result.exception, ValueError)
+    assert f"folder is {url.replace('secret', '***')!r}, a database: " in str(result.exception)
+    assert "run `avagrad study export` first" in str(result.exception)
+    assert "secret" not in str(result.exception)
 
 
 def test_ties_are_counted(tmp_path: Path) -> None:
@@ -305,12 +315,20 @@ def test_names_say_what_differs_and_never_a_folder(tmp_path: Path) -> None:
         points = [(lr, eps, seed) for lr in (0.1, 1.0) for eps in (0.1, 1.0) for seed in range(seeds)]
         records = [Record(lr, eps, seed, value=lr + eps) for lr, eps, seed in points]
         write_records(tmp_path / folder / "records.jsonl", records)
-    _, page = made(tmp_path)
+    report, page = made(tmp_path)
     before = page.text.partition("lr x epstrials")[0]
     for name in ("AvaStep, 1 seed", "AvaStep, norm=1", "AvaStep, 2 seeds (1)", "AvaStep, 2 seeds (2)"):
         assert f"{name}: " in before, name
-    figures = before.partition("How the best lr moves with eps")[2]
+    assert "<h2>lr and eps</h2>" in report.page.read_text()
+    figures = before.partition("A cell is a training")[2]
     assert not re.search("one/|two|three|four|decoupled", figures.replace("two lines", "").replace("Two lines", ""))
+
+
+def test_the_document_shows_what_its_example_prints() -> None:
+    text = (Path(__file__).parents[2] / "docs" / "report.md").read_text()
+    example, printed = (text.split(f"```{kind}\n")[1].split("```")[0] for kind in ("python", "text"))
+    done = subprocess.run([sys.executable, "-c", example], capture_output=True, text=True, timeout=120, check=False)
+    assert done.stdout.split() == printed.split(), done.stderr[-2000:]
 
 
 def test_one_study_has_a_page_of_its_own(tmp_path: Path) -> None:

@@ -25,7 +25,7 @@ _NAMED = 10  # problems that are listed
 @app.command()
 def report(
     folder: Annotated[
-        Path, typer.Argument(help="a folder with runs, sweeps, records, measurements; or one study (.journal)")
+        str, typer.Argument(help="a folder with runs, sweeps, records, measurements; or one study (.journal)")
     ],
     out: Annotated[Path | None, typer.Option(help="file of the page; default: report.html in the folder")] = None,
     show: _Open = False,

@@ -237,8 +237,7 @@ def comparable_sweeps(sweeps: Sequence[Sweep]) -> list[tuple[str, list[Sweep]]]:
 def _sweep_key(sweep: Sweep) -> Hashable:
     if sweep.task:
         return "", sweep.direction, sweep.measure, _key(sweep.config, sweep.about)
-    # If nothing is known of the settings, what is in one folder was put there to be compared: functions of one module,
-    # whatever their names, but not of several modules.
+    # If nothing is known of the settings, functions of one module, in one folder, were put there to be compared.
     module = sweep.name.rpartition(":")[0]
     config = {key: value for key, value in sweep.config.items() if key != "objective" or not module}
     return str(PurePath(sweep.place).parent), module, sweep.direction, sweep.measure, _key(config, sweep.about)

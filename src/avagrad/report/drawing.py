@@ -100,8 +100,10 @@ def draw_band(axes: Any, band: Band, style: Mapping[str, Any], *, steps: bool = 
     axes.plot(band.x, middle, **style, marker=marker, ms=3, drawstyle="steps-post" if steps else "default")
 
 
-def finish_axes(axes: Any, *, x: str = "", y: str = "", log_x: bool = False, log_y: bool = False) -> None:
-    """Give axes their labels, scales, round ticks and a grid."""
+def finish_axes(
+    axes: Any, *, x: str = "", y: str = "", log_x: bool = False, log_y: bool = False, counts_x: bool = False
+) -> None:
+    """Give axes their labels, scales, round ticks and a grid; ``counts_x`` if there is no half of an x."""
     axes.set_facecolor(PAPER)
     axes.tick_params(which="both", colors=INK, labelsize=9)
     axes.grid(visible=True, color=FAINT, alpha=0.25, lw=0.6)
@@ -117,6 +119,8 @@ def finish_axes(axes: Any, *, x: str = "", y: str = "", log_x: bool = False, log
             _set_round_ticks(axis)
         elif isinstance(axis.get_major_formatter(), matplotlib.ticker.ScalarFormatter):
             axis.get_major_formatter().set_useOffset(False)  # 10.0007, and not 0.0007 with +1e1 in a corner
+    if counts_x:
+        axes.xaxis.set_major_locator(matplotlib.ticker.FixedLocator([d * 10**k for k in range(6) for d in (1, 2, 5)]))
     if not axes.has_data():
         axes.text(0.5, 0.5, "nothing to show", transform=axes.transAxes, color=FAINT, ha="center", va="center")
 

@@ -54,17 +54,16 @@ class Known:
             return self.parts.best
         there = [cell for cell, score in self.cells.items() if not score.failed]
         if self.search is not None:
-            most = max(map(self._seeds, there), default=None)
-            there = [cell for cell in there if self._seeds(cell) == most]
+            seeds = {cell: (cell in self.search.complete, self.cells[cell].count) for cell in there}
+            most = max(seeds.values(), default=None)
+            there = [cell for cell in there if seeds[cell] == most]
         same_axes = len({tuple(value is None for value in cell) for cell in there}) == 1
         return best(there, self.cells) if same_axes else min(there, key=lambda x: self.cells[x].rank, default=None)
 
     @property
     def trials(self) -> int:
         """How many trials there were; of a search that has ended, those that it used."""
-        if self.search is None:
-            return len(self.cells)
-        return sum(self.cells[cell].count for cell in self.search.used or self.cells)
+        return sum(self.cells[x].count for x in self.search.used or self.cells) if self.search else len(self.cells)
 
     @property
     def curve(self) -> list[float]:
@@ -78,9 +77,6 @@ class Known:
             score, counts = self.cells[cell], cell in complete and not self.cells[cell].pruned
             losses += [math.inf] * (score.count - 1) + [max(score.loss, pick) if counts else math.inf]
         return [*itertools.accumulate(losses, min)]
-
-    def _seeds(self, cell: Cell) -> tuple[bool, int]:
-        return self.search is not None and cell in self.search.complete, self.cells[cell].count
 
     def rank(self, cell: Cell) -> tuple[Any, ...]:
         """Return the sort key of cells. The best is first; with a search, cells with fewer seeds are last."""

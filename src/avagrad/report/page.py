@@ -66,8 +66,7 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
     """Write the page of a folder, and its figures and tables into a folder next to it.
 
     ``out`` is the page's file, by default ``report.html`` in the folder; for a study or a file of records alone, a file
-    of its name next to it. What cannot be read or drawn is listed at the
-    end of the page.
+    of its name next to it. What cannot be read or drawn is listed at the end of the page.
 
     >>> write_report("nowhere")
     Traceback (most recent call last):
@@ -97,9 +96,8 @@ def write_report(folder: str | os.PathLike[str], out: str | os.PathLike[str] | N
         write_atomic(figures / name, lambda file, held=held: file.write(held))  # type: ignore[misc]
     lines = tuple(_try("findings", problems, partial(findings, collection)) or ())
     collection = replace(collection, problems=(*collection.problems, *problems))
-    to_files = Path(
-        os.path.relpath((Path(folder).parent if is_file else Path(folder)).resolve(), page.resolve().parent)
-    )
+    read = Path(folder).parent if is_file else Path(folder)
+    to_files = Path(os.path.relpath(read.resolve(), page.resolve().parent))
     text = _Page(collection, parts, lines, to_files, Path(figures.name)).text()
     write_atomic(page, lambda file: file.write(text.encode()))
     return Report(page, lines, figures, tuple(figures / name for name in made), collection.problems)

@@ -19,7 +19,7 @@ from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.report.known import Known, known_of
-from avagrad.report.values import number
+from avagrad.report.values import number, thinned_lines
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import NAMES
 
@@ -225,36 +225,22 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
     >>> [record.lr for record in found.sweeps[0].records], str(found.problems[0])
     ([0.1], 'mine.jsonl: line 2: the last line does not end with a line break, so it is half-written, ...')
     """
+    if "://" in os.fspath(folder):
+        from avagrad.tune.storage import described
+
+        raise ValueError(f"folder is {described(folder)!r}, a database: run `avagrad study export` first.")
     root = Path(folder)
     if root.is_file() and root.suffix in FILES:
         reader = _Reader(root.parent, root.name)
         reader.read_folder(root.parent, [root.name])
         return reader.collection()
     if not root.is_dir():
-        is_there = "is a file" if root.exists() else "does not exist"
-        raise ValueError(
-            f"folder is {str(folder)!r}, which {is_there}, but must be a folder or a {' or '.join(FILES)} file."
-        )
+        is_there, files = "is a file" if root.exists() else "does not exist", " or ".join(FILES)
+        raise ValueError(f"folder is {str(folder)!r}, which {is_there}, but must be a folder or a {files} file.")
     reader = _Reader(root, root.resolve().name)
     for place, names in _walked(root):
         reader.read_folder(place, names)
     return reader.collection()
-
-
-def thinned_lines(path: Path, most: int = _ROWS) -> tuple[list[tuple[int, bytes]], int]:
-    """Return about ``most`` lines of a file with their numbers, evenly spaced, the last among them; and the spacing."""
-    kept: list[tuple[int, bytes]] = []
-    every, last = 1, None
-    with path.open("rb") as file:
-        for i, line in enumerate(file):
-            last = (i + 1, line)
-            if i % every == 0:
-                kept.append(last)
-                if len(kept) > most:
-                    kept, every = kept[::2], 2 * every
-    if last is not None and kept[-1] != last:
-        kept.append(last)
-    return kept, every
 
 
 def _walked(root: Path) -> Iterator[tuple[Path, list[str]]]:
@@ -359,10 +345,9 @@ class _Reader:
             if 0 < len(without) < len(records):
                 bad.append(f"{len(without)} of {len(records)} records have no {name}, and are left out")
                 records = tuple(record for record in records if getattr(record, name) is not None)
-        for line in bad[:_NAMED]:
+        more = [f"and {len(bad) - _NAMED} more lines"] if len(bad) > _NAMED else []
+        for line in [*bad[:_NAMED], *more]:
             self._problem(path, line)
-        if len(bad) > _NAMED:
-            self._problem(path, f"and {len(bad) - _NAMED} more lines")
         return records
 
     def _rows(self, path: Path, most: int = _ROWS) -> tuple[tuple[Mapping[str, Any], ...], int]:

@@ -1,12 +1,15 @@
-"""Numbers that can be drawn: what counts as one, means, lines with bands, and how they are written."""
+"""Numbers that can be drawn: what counts as one, lines of a long file, means, bands, and how they are written."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from pathlib import Path
 from typing import TypeVar
 
-__all__ = ["Band", "duration", "number"]
+import numpy as np
+
+__all__ = ["Band", "duration", "number", "ticks"]
 
 T = TypeVar("T")
 
@@ -62,6 +65,53 @@ def duration(seconds: float | None) -> str:
     if known is None or not 0 <= known < 1e9:
         return ""
     return str(timedelta(seconds=round(known))) if known >= 10 else f"{known:.2g} s"
+
+
+def ticks(values: Sequence[float], most: int = 11, *, bins: bool = False) -> list[tuple[float, str]]:
+    """Return where an axis has its labels, and their texts: powers of ten if there are two of them, else every so many.
+
+    With ``bins``, values are the middles of bins, and powers of ten are between them.
+
+    >>> ticks((5e-7, 1e-6, 5e-6, 1.00001e-5))
+    [(1, '1e-6'), (3, '1e-5')]
+    >>> ticks((0.2, 2, 20)), ticks((0.0316, 0.316, 3.16), bins=True)
+    ([(0, '0.2'), (1, '2'), (2, '20')], [(0.5..., '0.1'), (1.5..., '1')])
+    """
+    logs = [math.log10(value) for value in values]
+    found: list[tuple[float, str]]
+    if bins and len(logs) > 1:
+        tens = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
+        found = [(float(np.interp(k, logs, range(len(logs)))), _power(k)) for k in tens]
+    else:
+        found = [(i, _power(round(at))) for i, at in enumerate(logs) if abs(at - round(at)) < 1e-4]
+    if len(found) < 2:
+        found = [(i, short(value)) for i, value in enumerate(values)]
+    return found[:: -(-len(found) // most)]
+
+
+def _power(k: int) -> str:
+    return f"{10.0**k:g}" if -3 < k < 4 else f"1e{k}"
+
+
+def short(value: float, digits: int = 3) -> str:
+    mantissa, e, exponent = f"{float(f'{value:.{digits}g}'):g}".partition("e")
+    return f"{mantissa}e{int(exponent)}" if e else mantissa
+
+
+def thinned_lines(path: Path, most: int) -> tuple[list[tuple[int, bytes]], int]:
+    """Return about ``most`` lines of a file with their numbers, evenly spaced, the last among them; and the spacing."""
+    kept: list[tuple[int, bytes]] = []
+    every, last = 1, None
+    with path.open("rb") as file:
+        for i, line in enumerate(file):
+            last = (i + 1, line)
+            if i % every == 0:
+                kept.append(last)
+                if len(kept) > most:
+                    kept, every = kept[::2], 2 * every
+    if last is not None and kept[-1] != last:
+        kept.append(last)
+    return kept, every
 
 
 @dataclass(frozen=True)

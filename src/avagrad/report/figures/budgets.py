@@ -5,8 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from matplotlib.ticker import FixedLocator
-
 from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import COLOURS, STYLES, Figure, draw_band, finish_axes, legend, new_figure
 from avagrad.report.reading import Collection, Sweep
@@ -59,20 +57,13 @@ class Budgets:
         return set(sorted(ends, key=lambda sweep: ends[sweep])[:_MOST])
 
     @property
-    def span(self) -> tuple[float, float] | None:
-        """The least and the largest value once a search has had a few trials."""
+    def limits(self) -> tuple[float, float] | None:
+        """The ends of the axis of values: the least and the largest once a search has had a few trials, and room."""
         bands = [line.band for line in self.lines if line.sweep in self.best_sweeps]
         late = [y for band in bands for x, y in zip(band.x, band.middle, strict=True) if y is not None and x >= _EARLY]
-        return (min(late), max(late)) if late else None
-
-    @property
-    def limits(self) -> tuple[float, float] | None:
-        """The ends of the axis of values: the span, and some room."""
-        if self.span is None:
-            return None
-        low, high = self.span
+        low, high = min(late, default=0.0), max(late, default=0.0)
         room = 0.08 * (high - low) or 0.06 * abs(high) or 1.0
-        return (low / (high / low) ** 0.08 if self.log else low - room, high + room)
+        return (low / (high / low) ** 0.08 if self.log else low - room, high + room) if late else None
 
 
 def numbers(collection: Collection) -> list[Budgets]:
@@ -168,10 +159,7 @@ def caption(chart: Budgets) -> str:
         if line.kind != "random" and (end := line.band.last) is not None
     ]
     if random:
-        found.append(
-            "Two lines and a ring are replayed on the whole grid. Of random cells the line is the median of all draws,"
-            " and the band is from the lucky quarter to the unlucky one."
-        )
+        found.append("Two lines and a ring are replayed. Of random draws the median is a line, the middle half a band.")
     low, high = chart.limits or (-math.inf, math.inf)
     if any(y is not None and not low <= y <= high for line in lines for y in line.band.middle):
         found.append(f"Early trials are {'below' if chart.direction == 'maximize' else 'above'} the picture.")
@@ -194,9 +182,7 @@ def draw(chart: Budgets) -> Figure:
             axes.plot(*line.band.last, marker="o", ms=6, color=style["color"], ls="none")
     if chart.limits is not None:
         axes.set_ylim(*chart.limits)
-    finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log)
-    if lines:
-        axes.xaxis.set_major_locator(FixedLocator([part * 10**k for k in range(6) for part in (1, 2, 5)]))
+    finish_axes(axes, x="trials", y=f"best {chart.measure}", log_x=bool(lines), log_y=chart.log, counts_x=True)
     left_out = len({line.sweep for line in chart.lines}) - len(chart.best_sweeps) if lines else 0
     left = "1 more sweep is not drawn: it ends" if left_out == 1 else f"{left_out} more sweeps are not drawn: they end"
     note = f"{left} worse." if left_out else ""

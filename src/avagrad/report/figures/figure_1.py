@@ -13,9 +13,7 @@ from avagrad.theory import Problem
 __all__ = ["CHAPTER", "NAME", "NOTE", "caption", "draw", "numbers"]
 
 NAME, CHAPTER = "figure-1", "The problem of Theorem 1"
-NOTE = (
-    "Means over time, as in the paper's Figure 1: lines are averages over replicas, bands hold the middle 80 % of them."
-)
+NOTE = "Means over time, as in the paper's Figure 1: lines are averages over replicas, bands the middle 80 % of them."
 _NO_BOUND = "Theorem 2's bound is nowhere below 1, the most that a squared gradient can be."
 
 

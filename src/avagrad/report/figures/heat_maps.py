@@ -9,7 +9,6 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 import matplotlib
-import numpy as np
 from matplotlib.collections import PolyCollection
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
@@ -19,17 +18,17 @@ from avagrad.report.comparable import comparable_sweeps, names_of
 from avagrad.report.drawing import FAINT, INK, Figure, empty_figure, finish_axes, label, legend, new_figure
 from avagrad.report.known import Known, known_of
 from avagrad.report.reading import Collection
+from avagrad.report.values import short, ticks
 from avagrad.tune.records import Record
 from avagrad.tune.search import plan
 from avagrad.tune.separability import Separability, two_digits
 from avagrad.tune.space import Cell, Space
 
-__all__ = [
-    "CHAPTER", "NAME", "NOTE", "HeatMap", "caption", "draw", "draw_heat_maps", "heat_map", "numbers", "shades", "ticks",
-]  # fmt: skip
+__all__ = ["CHAPTER", "NAME", "NOTE", "HeatMap", "caption", "draw", "draw_heat_maps", "heat_map", "numbers", "shades"]
 
-NAME, CHAPTER = "heat-maps", "How the best lr moves with eps"
-NOTE = "A cell is a training; point at it for its value. Colours are by rank within a heading: bright is good."
+NAME, CHAPTER = "heat-maps", "lr and eps"
+NOTE = "A cell is a training; point at it for its value. Bright is good; a heading has one scale of colours."
+_FEW = 40  # values, of which the ranks would make what is slightly worse as dark as what failed
 MOST_VALUES = 40  # of an axis, before its values are put into bins
 _BINS = 24
 _COLOURS = "viridis_r"  # can be read with every kind of colour blindness, and in print
@@ -168,14 +167,11 @@ def heat_map(
     if not records:
         raise ValueError(f"{name}: a heat map needs records with an lr and an eps.")
     known = known_of(records, direction, search)
-    cells, space, kept = known.cells, known.space, known.search
-    assert space is not None  # there are records
-    path: tuple[Cell, ...] = ()
-    ran = Space.of(*zip(*cells, strict=True))
+    cells, kept, ran = known.cells, known.search, Space.of(*zip(*known.cells, strict=True))
+    space = known.space or ran
     if _needs_bins(ran, len(cells)):
         return _binned(name, ran, known)
-    if kept is not None:
-        path = kept.plan.path if kept.plan.done and kept.plan.confirmed else ()  # a grid has none
+    path = kept.plan.path if kept and kept.plan.done and kept.plan.confirmed else ()  # a grid has none
     lrs, epses = _axes(space)
     if known.parts is None:
         ridge = tuple(_lowest(known, [Cell(lr, eps) for lr in lrs]) for eps in epses)
@@ -246,17 +242,19 @@ def shades(maps: Sequence[HeatMap], *, direction: str = "minimize") -> Mapping[f
     """Return for each finite value a shade from 0 (best) to 1 (worst), the same for all maps.
 
     Shades are by rank, not by value: most of a map is as bad as guessing, and what matters are the differences among
-    the good. Equal values have equal shades.
+    the good. Few values are shaded by value. Equal values have equal shades.
 
     >>> one = HeatMap("", (1.0, 2.0), (1.0, 2.0), ((90.0, 90.0), (10.0, 11.0)), (), None, (), None)
     >>> dict(shades([one]))
-    {10.0: 0.0, 11.0: 0.4, 90.0: 1.0}
+    {10.0: 0.0, 11.0: 0.0125, 90.0: 1.0}
     """
     values = sorted((value for each in maps for value in each.finite), reverse=direction == "maximize")
     places: dict[float, list[int]] = {}
     for i, value in enumerate(values):
         places.setdefault(value, []).append(i)
     middles = {value: sum(found) / len(found) for value, found in places.items()}
+    if len(places) < _FEW:
+        middles = {value: abs(value / 2 - values[0] / 2) for value in places}  # a whole difference may overflow
     last = max(middles.values(), default=0.0)
     return {value: middle / last if last else 0.0 for value, middle in middles.items()}
 
@@ -311,7 +309,7 @@ def _draw_cells(axes: Any, each: HeatMap, place: int, shade: Mapping[float, floa
         axes.add_collection(PolyCollection(_squares(found), **common))
     if len(each.eps) <= 9 and len(each.lr) <= 14:  # or there is no room for text that can be read
         for row, column, value in finite:
-            text = "" if (row, column) == each.best else _short(value, 2)  # that of the best is in the legend
+            text = "" if (row, column) == each.best else short(value, 2)  # that of the best is in the legend
             colour = "white" if shade[value] > 0.5 else "black"
             axes.text(column, row - 0.3, text, ha="center", va="center", fontsize=8, color=colour)
 
@@ -372,40 +370,12 @@ def _finish(axes: Any, each: HeatMap) -> None:
 def _draw_scale(figure: Figure, all_axes: Any, shade: Mapping[float, float], colours: Any, measure: str) -> None:
     scale = matplotlib.cm.ScalarMappable(norm=matplotlib.colors.Normalize(0, 1), cmap=colours)
     bar = figure.colorbar(scale, ax=list(all_axes), location="bottom", aspect=40 * len(all_axes), pad=0.02)
-    ordered = sorted(shade.items(), key=lambda pair: pair[1])
-    marks = dict(min(ordered, key=lambda pair: abs(pair[1] - at)) for at in (0, 0.25, 0.5, 0.75, 1) if ordered)
-    bar.set_ticks(list(marks.values()), labels=[_short(value) for value in marks])
+    ordered, by_value = sorted(shade.items(), key=lambda pair: pair[1]), len(shade) < _FEW
+    marks: dict[float, float] = {}
+    for at in (1, 0.75, 0.5, 0.25, 0) if ordered else ():
+        value, place = min(ordered, key=lambda pair: abs(pair[1] - at))
+        marks |= {ordered[0][0] * (1 - at) + ordered[-1][0] * at: at} if by_value else {value: place}
+    bar.set_ticks(list(marks.values()), labels=[short(value) for value in marks])
     bar.ax.tick_params(colors=INK, labelsize=9)
     bar.outline.set_visible(False)
-    bar.set_label(f"{label(measure)}; colours by rank", color=INK, fontsize=9)
-
-
-def ticks(values: Sequence[float], most: int = 11, *, bins: bool = False) -> list[tuple[float, str]]:
-    """Return where an axis has its labels, and their texts: powers of ten if there are two of them, else every so many.
-
-    With ``bins``, values are the middles of bins, and powers of ten are between them.
-
-    >>> ticks((5e-7, 1e-6, 5e-6, 1.00001e-5))
-    [(1, '1e-6'), (3, '1e-5')]
-    >>> ticks((0.2, 2, 20)), ticks((0.0316, 0.316, 3.16), bins=True)
-    ([(0, '0.2'), (1, '2'), (2, '20')], [(0.5..., '0.1'), (1.5..., '1')])
-    """
-    logs = [math.log10(value) for value in values]
-    found: list[tuple[float, str]]
-    if bins and len(logs) > 1:
-        tens = range(math.ceil(logs[0]), math.floor(logs[-1]) + 1)
-        found = [(float(np.interp(k, logs, range(len(logs)))), _power(k)) for k in tens]
-    else:
-        found = [(i, _power(round(at))) for i, at in enumerate(logs) if abs(at - round(at)) < 1e-4]
-    if len(found) < 2:
-        found = [(i, _short(value)) for i, value in enumerate(values)]
-    return found[:: -(-len(found) // most)]
-
-
-def _power(k: int) -> str:
-    return f"{10.0**k:g}" if -3 < k < 4 else f"1e{k}"
-
-
-def _short(value: float, digits: int = 3) -> str:
-    mantissa, e, exponent = f"{float(f'{value:.{digits}g}'):g}".partition("e")
-    return f"{mantissa}e{int(exponent)}" if e else mantissa
+    bar.set_label(f"{label(measure)}; colours by {'value' if by_value else 'rank'}", color=INK, fontsize=9)

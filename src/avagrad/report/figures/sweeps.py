@@ -48,14 +48,13 @@ def caption(sweeps: Sweeps) -> str:
     >>> caption(Sweeps((), ()))[:27]
     'A trial is a cell of the gr'
     """
-    ridge = (
-        " The ridge is the best lr at each eps: its slope is of log lr against log eps. The best lr stays where it is"
-        " within a step of the best cell's."
+    parts = (
+        "A trial is a cell of the grid, with all of its seeds; where a study keeps its search, each seed is a trial.",
+        "Values are means over seeds. One seed that diverged makes the cell diverged.",
+        "The ridge is the best lr at each eps: its slope is of log lr against log eps.",
+        "The best lr stays where it is within a step of the best cell's.",
     )
-    return (
-        "A trial is a cell of the grid, with all of its seeds; where a study keeps its search, each seed is a trial."
-        " Values are means over seeds. One seed that diverged makes the cell diverged."
-    ) + (ridge if any(sweep.known.parts for sweep in sweeps.origins) else "")
+    return " ".join(parts if any(sweep.known.parts for sweep in sweeps.origins) else parts[:2])
 
 
 def draw(sweeps: Sweeps) -> Table:
