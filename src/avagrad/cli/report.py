@@ -39,7 +39,8 @@ def report(
         from avagrad.report.page import write_report
         from avagrad.report.reading import collect
     except ModuleNotFoundError as error:
-        raise ValueError(f"a report needs {error.name}, which is not installed: pip install 'avagrad[lab]'.") from error
+        install = "pip install '.[lab]' in avagrad's folder"
+        raise ValueError(f"a report needs {error.name}, which is not installed: {install}.") from error
 
     if dry_run:
         found = collect(folder)
