@@ -24,7 +24,7 @@ from avagrad.tune.search import plan
 from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described
 from avagrad.tune.study import Study
-from avagrad.tune.tables import tables
+from avagrad.tune.tables import noted, tables
 from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
@@ -140,7 +140,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
     Grids that share values of lr or eps are one table, followed by a summary of how separable lr and eps are.
     """
     with closing(Study(storage, name, create=False)) as study:
-        seen = study.snapshot()
+        seen, found = study.snapshot(), study.search
     typer.echo(f"{study.name}, to {study.direction}; {json.dumps(study.about)}")
     diverged = sum(record.diverged for record in seen.records)
     typer.echo(
@@ -161,7 +161,8 @@ def show(storage: _Storage, name: _Name = None) -> None:
         typer.echo(f"{value:<12} {cell}" + (f" ({', '.join(notes)})" if notes else ""))
     if known:
         width = shutil.get_terminal_size((120, 24)).columns
-        typer.echo("\n" + tables(known, direction=study.direction, width=width))
+        search = noted(found, seen.records, study.direction)
+        typer.echo("\n" + tables(known, direction=study.direction, width=width, search=search))
 
 
 def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> None:
