@@ -18,7 +18,7 @@ from avagrad.optim.sharding import Sharding
 
 __all__ = ["diagnostics"]
 
-SIZE, CPU_SIZE = 2**20, 2**18  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
+SIZE, CPU_SIZE = 2**20, 2**17  # coordinates per block: bounds the memory; on a CPU a block stays in its caches
 _BINS = 2**15  # the positive bfloat16 numbers, 0.4 to 0.8 % apart
 _NUMBERS = 6
 
