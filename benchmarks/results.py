@@ -82,7 +82,8 @@ def draw_documents_figures(held: Collection, to: Path) -> list[Path]:
     drawn = {}
     for name, (measure, places) in MAPS.items():
         found = [sweeps[place] for place in places]
-        maps = [heat_map(title, sweep.records) for title, sweep in zip(names_of(found), found, strict=True)]
+        named = zip(names_of(found), found, strict=True)  # without the path of a search: no caption explains it
+        maps = [replace(heat_map(title, sweep.records), path=()) for title, sweep in named]
         drawn[name] = draw_heat_maps(maps, measure=measure)
     step_size = json.loads((ROOT / "results" / "step-size.json").read_text())
     drawn["step-size"] = draw_step_sizes(step_size["eps"], step_size["rms of a step over lr"])
