@@ -1,5 +1,6 @@
 """Foreach joins small tensors: layouts that differ, counts that differ, and what a step costs."""
 
+import contextlib
 import weakref
 from typing import Any
 
@@ -247,6 +248,14 @@ def test_a_hook_may_move_a_parameter_inside_backward(moved: Any, numel: int) -> 
         torch.testing.assert_close(x, y, rtol=1e-10, atol=0)
 
 
+def gamma_after_step(opt: Any, loss: Tensor, in_backward: bool) -> float:
+    with opt.step_in_backward() if in_backward else contextlib.nullcontext():
+        loss.backward()  # type: ignore[no-untyped-call]
+        opt.step()
+    opt.zero_grad()
+    return float(opt.gamma())
+
+
 @pytest.mark.parametrize("capturable", [False, True])
 @pytest.mark.parametrize("options", [{}, {"active_only": True, "norm": 1}], ids=str)
 @pytest.mark.parametrize("unused", [0, 7, 12])
@@ -267,15 +276,7 @@ def test_inside_backward_the_bits_are_the_same_with_an_unused_parameter(
             factors = [torch.randn(n, generator=rng) for n in sizes]
             pairs = [(p, f) for i, (p, f) in enumerate(zip(params, factors, strict=True)) if i != unused]
             loss: Any = sum(((p * f).sin() * f).sum() for p, f in pairs)
-            if in_backward:
-                with opt.step_in_backward():
-                    loss.backward()
-                    opt.step()
-            else:
-                loss.backward()
-                opt.step()
-            opt.zero_grad()
-            gammas.append(opt.gamma())
+            gammas.append(gamma_after_step(opt, loss, in_backward))
         ends.append(([p.detach() for p in params], gammas))
     assert all(torch.equal(x, y) for x, y in zip(ends[0][0], ends[1][0], strict=True))
     assert ends[0][1] == ends[1][1]
@@ -291,15 +292,7 @@ def test_inside_backward_the_bits_are_the_same_if_an_unused_parameter_shares_mem
         opt, gammas = AvaGrad([used, unused, *others], lr=0.1, foreach=True), []
         for _ in range(8):
             loss: Any = sum((p * torch.randn(p.shape, generator=rng)).sin().sum() for p in (used, *others))
-            if in_backward:
-                with opt.step_in_backward():
-                    loss.backward()
-                    opt.step()
-            else:
-                loss.backward()
-                opt.step()
-            opt.zero_grad()
-            gammas.append(opt.gamma())
+            gammas.append(gamma_after_step(opt, loss, in_backward))
         ends.append(gammas)
     assert ends[0] == ends[1]
 
