@@ -1,4 +1,4 @@
-"""Atomic writes of files, and values as valid JSON."""
+"""Atomic writes of files, some lines of long ones, and values as valid JSON."""
 
 import math
 import os
@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import IO, Any
 
-__all__ = ["name_file", "plain", "write_atomic"]
+__all__ = ["name_file", "plain", "thinned_lines", "write_atomic"]
 
 
 def write_atomic(path: Path, write: Callable[[IO[bytes]], object], *, shared: bool = False) -> None:
@@ -61,3 +61,27 @@ def plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain(item) for item in value]
     return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def thinned_lines(path: Path, most: int) -> tuple[list[tuple[int, bytes]], int]:
+    r"""Return about ``most`` lines of a file with their numbers, evenly spaced, the last among them; and the spacing.
+
+    >>> import tempfile
+    >>> with tempfile.TemporaryDirectory() as folder:
+    ...     path = Path(folder, "a")
+    ...     _ = path.write_bytes(b"1\n2\n3\n4\n")
+    ...     thinned_lines(path, 2)
+    ([(1, b'1\n'), (3, b'3\n'), (4, b'4\n')], 2)
+    """
+    kept: list[tuple[int, bytes]] = []
+    every, last = 1, None
+    with path.open("rb") as file:
+        for i, line in enumerate(file):
+            last = (i + 1, line)
+            if i % every == 0:
+                kept.append(last)
+                if len(kept) > most:
+                    kept, every = kept[::2], 2 * every
+    if last is not None and kept[-1] != last:
+        kept.append(last)
+    return kept, every

@@ -9,13 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from avagrad.files import thinned_lines
 from avagrad.lab.config import configure
 from avagrad.lab.ensemble import train_ensemble
 from avagrad.lab.sweep import sweep
 from avagrad.lab.train import train
 from avagrad.report.comparable import comparable_sweeps
 from avagrad.report.reading import Run, collect, method_title
-from avagrad.report.values import thinned_lines
 from avagrad.tune.space import axis
 
 

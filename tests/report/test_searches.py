@@ -18,7 +18,8 @@ from avagrad.tune.result import Result, Verdict
 from avagrad.tune.scores import scores
 from avagrad.tune.separability import counted
 from avagrad.tune.space import Cell
-from avagrad.tune.tables import noted, tables
+from avagrad.tune.stored_search import stored_search
+from avagrad.tune.tables import tables
 
 
 class Noisy:
@@ -119,7 +120,7 @@ def test_a_grid_is_measured_from_the_start_of_its_search(tmp_path: Path) -> None
 
 def shown(sweep: Sweep) -> str:
     """What `avagrad study show` prints of a study."""
-    search = noted(sweep.search, sweep.records, sweep.direction)
+    search = stored_search(sweep.search, sweep.records, sweep.direction)
     return tables(scores(sweep.records, direction=sweep.direction), direction=sweep.direction, search=search)
 
 

@@ -23,8 +23,9 @@ from avagrad.tune.scores import scores
 from avagrad.tune.search import plan
 from avagrad.tune.space import USUAL_AXES, Axis, Space, axes_of, axis
 from avagrad.tune.storage import described
+from avagrad.tune.stored_search import stored_search
 from avagrad.tune.study import Study
-from avagrad.tune.tables import noted, tables
+from avagrad.tune.tables import tables
 from avagrad.tune.tuner import tune
 
 __all__ = ["app"]
@@ -161,7 +162,7 @@ def show(storage: _Storage, name: _Name = None) -> None:
         typer.echo(f"{value:<12} {cell}" + (f" ({', '.join(notes)})" if notes else ""))
     if known:
         width = shutil.get_terminal_size((120, 24)).columns
-        search = noted(found, seen.records, study.direction)
+        search = stored_search(found, seen.records, study.direction)
         typer.echo("\n" + tables(known, direction=study.direction, width=width, search=search))
 
 

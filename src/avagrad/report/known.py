@@ -11,7 +11,7 @@ from avagrad.tune.records import Record, sign_of
 from avagrad.tune.scores import Score, best, best_so_far, scores
 from avagrad.tune.separability import Separability, separability
 from avagrad.tune.space import Cell, Point, Space
-from avagrad.tune.tables import Noted, noted
+from avagrad.tune.stored_search import StoredSearch, stored_search
 
 __all__ = ["Known", "known_of"]
 
@@ -30,7 +30,7 @@ class Known:
     cells: Mapping[Cell, Score]
     sign: float  # -1 if more is better: a loss is always to be made small
     options: Mapping[str, Any] = field(default_factory=dict)  # where two lines and a ring start, and the margin
-    search: Noted | None = None  # the one that a study keeps
+    search: StoredSearch | None = None  # the one that a study keeps
 
     @property
     def is_whole(self) -> bool:
@@ -105,7 +105,7 @@ def known_of(given: Sequence[Record], direction: str = "minimize", search: Mappi
     known = scores(records.values(), direction=direction)
     if not known:
         return Known(None, known, sign_of(direction))
-    found = noted(search or {}, [*records.values()], direction)
+    found = stored_search(search or {}, [*records.values()], direction)
     if search and found:
         known |= scores((x for x in records.values() if x.seed in search["seeds"]), direction=direction)
     # A cell is known when the last of its seeds is.

@@ -15,11 +15,12 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
+from avagrad.files import thinned_lines
 from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.report.known import Known, known_of
-from avagrad.report.values import number, thinned_lines
+from avagrad.report.values import number
 from avagrad.tune.records import Record, read_records
 from avagrad.tune.space import NAMES
 

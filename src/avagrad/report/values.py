@@ -1,10 +1,9 @@
-"""Numbers that can be drawn: what counts as one, lines of a long file, means, bands, and how they are written."""
+"""Numbers that can be drawn: what counts as one, means, lines with bands, and how they are written."""
 
 import math
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -96,22 +95,6 @@ def _power(k: int) -> str:
 def short(value: float, digits: int = 3) -> str:
     mantissa, e, exponent = f"{float(f'{value:.{digits}g}'):g}".partition("e")
     return f"{mantissa}e{int(exponent)}" if e else mantissa
-
-
-def thinned_lines(path: Path, most: int) -> tuple[list[tuple[int, bytes]], int]:
-    """Return about ``most`` lines of a file with their numbers, evenly spaced, the last among them; and the spacing."""
-    kept: list[tuple[int, bytes]] = []
-    every, last = 1, None
-    with path.open("rb") as file:
-        for i, line in enumerate(file):
-            last = (i + 1, line)
-            if i % every == 0:
-                kept.append(last)
-                if len(kept) > most:
-                    kept, every = kept[::2], 2 * every
-    if last is not None and kept[-1] != last:
-        kept.append(last)
-    return kept, every
 
 
 @dataclass(frozen=True)

@@ -1,82 +1,27 @@
-"""Text tables of scores: one for each grid; and the search that a study notes.
+"""Text tables of scores: one for each grid.
 
 A study may have been run on several grids, one after the other. Those that share values of lr or eps form one table.
 """
 
-import contextlib
-import itertools
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Iterable, Mapping
 
-from avagrad.tune.records import Record, sign_of, worst
-from avagrad.tune.scores import Score, best, scores
-from avagrad.tune.search import Plan, plan, replay
+from avagrad.tune.records import sign_of, worst
+from avagrad.tune.scores import Score, best
 from avagrad.tune.separability import separability
-from avagrad.tune.space import NAMES, Axis, Cell, Space, axis, shown
+from avagrad.tune.space import NAMES, Axis, Cell, Space, shown
+from avagrad.tune.stored_search import StoredSearch
 
-__all__ = ["Noted", "grids", "noted", "tables", "whole_grid"]
-
-
-@dataclass(frozen=True)
-class Noted:
-    """The search that a study notes, as far as its records bring it.
-
-    - ``start``, ``margin``: its options; ``plan``: where it is
-    - ``complete``: the cells that have all of its seeds; ``used``: those that it evaluated, if it has ended
-
-    >>> search = {"method": "grid", "lr": [1, 2], "start": [1, None], "margin": 0, "extend": False, "seeds": [0]}
-    >>> found = noted(search, [Record(1, None, value=3)])
-    >>> found.plan.done, len(found.plan.space), found.complete, found.used
-    (False, 2, frozenset({Cell(lr=1.0, eps=None)}), frozenset())
-    """
-
-    method: str
-    start: Cell
-    margin: float
-    plan: Plan
-    complete: frozenset[Cell]
-    used: frozenset[Cell]
-
-    def options(self, space: Space) -> dict[str, Any]:
-        """Return where a search on a whole grid starts, and its margin: its own, if it could have been on this one."""
-        return {"start": self.start, "margin": self.margin} if self.start in space else {"start": space.start()}
-
-    def with_axes(self, space: Space) -> Space:
-        """Return a space with all values of the search's axes, as far as they were extended."""
-        both = ([line.values if line else () for line in (each.lr, each.eps)] for each in (space, self.plan.space))
-        return Space.of(*map(itertools.chain, *both))
-
-
-def noted(search: Mapping[str, Any], records: Sequence[Record], direction: str = "minimize") -> Noted | None:
-    """Return the search of :attr:`avagrad.tune.study.Study.search`; None if there is none, or not one that is known.
-
-    >>> noted({}, []), noted({"method": "none", "lr": [1], "start": [1, None], "margin": 0, "seeds": [0]}, [])
-    (None, None)
-    """
-    # One that was written by another version, or by hand, is left out.
-    with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
-        own = Space(*(axis(search[name], name) if search.get(name) else None for name in NAMES))
-        by_seed = [[record for record in records if record.seed == seed] for seed in search["seeds"]]
-        complete = scores(itertools.chain(*by_seed), direction=direction, seeds=len(by_seed))
-        start, margin = Cell(*search["start"]), float(search["margin"])
-        first = scores(by_seed[0], direction=direction)
-        given: dict[str, Any] = {"by_first_seed": first, "extend": bool(search["extend"])}
-        given |= {"start": start, "margin": margin}
-        now = plan(search["method"], own, complete, **given)
-        used = replay(search["method"], own, complete, **given).order if now.done else ()
-        return Noted(search["method"], start, margin, now, frozenset(complete), frozenset(used))
-    return None
+__all__ = ["grids", "tables", "whole_grid"]
 
 
 def tables(
-    known: Mapping[Cell, Score], *, direction: str = "minimize", width: int = 120, search: Noted | None = None
+    known: Mapping[Cell, Score], *, direction: str = "minimize", width: int = 120, search: StoredSearch | None = None
 ) -> str:
     r"""Return all values as tables: rows of lr, columns of eps; columns that do not fit in the width go below.
 
     If most of a table is one whole grid, a summary of how separable lr and eps are there follows. ``search`` is the one
-    that a study notes: the table of its cells has all of its axes, and the summary starts where it did.
+    that a study stores: the table of its cells has all of its axes, and the summary starts where it did.
 
     >>> known = {Cell(0.1, 0.1): Score(0.5), Cell(1.0, 0.1): Score(0.25), Cell(1.0, 1.0): Score(float("inf"))}
     >>> print(tables(known))
@@ -150,7 +95,7 @@ def whole_grid(known: Mapping[Cell, Score]) -> Space | None:
 
 
 def _section(
-    grid: Mapping[Cell, Score], texts: Mapping[Cell, str], diverged: str, width: int, search: Noted | None
+    grid: Mapping[Cell, Score], texts: Mapping[Cell, str], diverged: str, width: int, search: StoredSearch | None
 ) -> str:
     notes = _notes(grid.values(), diverged)
     if len({line for cell in grid for line in _lines(cell)}) == 2 * len(grid):  # they share no values
