@@ -12,8 +12,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted([ROOT / "README.md", ROOT / "CONTRIBUTING.md", *(ROOT / "docs").rglob("*.md")])
-CHANGES = ROOT / "CHANGELOG.md"  # speaks of commands of the past, too
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
 # What a block of a document may be: a shell's, which is tested here; Python, which another test runs; or not code.
 LANGUAGES = {"sh", "bash", "python", "py", "text", "bibtex"}
 OURS = ("avagrad ", "python ", "torchrun ", "make ")
@@ -76,7 +75,7 @@ def commands() -> list[str]:
 
 
 def test_every_block_of_code_is_tested() -> None:
-    for path in [*DOCUMENTS, CHANGES]:
+    for path in DOCUMENTS:
         text = path.read_text()
         fences = re.findall(r"^```(.*)$", text, re.M)
         assert set(fences[::2]) <= LANGUAGES, path

@@ -16,15 +16,7 @@ import pytest
 import avagrad
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = sorted(
-    [
-        ROOT / "README.md",
-        ROOT / "CONTRIBUTING.md",
-        ROOT / "CHANGELOG.md",
-        *(ROOT / "docs").rglob("*.md"),
-        ROOT / "results" / "README.md",
-    ]
-)
+DOCUMENTS = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), ROOT / "results" / "README.md"])
 
 
 def run(*command: str, **environment: str) -> str:
