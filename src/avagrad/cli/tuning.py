@@ -12,7 +12,7 @@ from avagrad.checks import require
 from avagrad.cli.lab import RunBar, Task
 from avagrad.cli.options import with_options
 from avagrad.lab.options import OPTIONS, SEARCH_OPTIONS, Option, config_from
-from avagrad.lab.sweep import ENGINES, default_axes, sweep
+from avagrad.lab.sweep import ENGINES, check_sweep, default_axes, sweep
 from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.arguments import check_search
@@ -89,6 +89,7 @@ def sweep_command(task: Task, **given: Any) -> None:
     eps = None if given["eps"] == "preset" else axis(given["eps"] or usual["eps"], "eps")
     config = config_from(task, given | Space(lr, eps).cells()[0]._asdict())
     if given["dry_run"]:
+        check_sweep(config, eps=eps, engine=given["engine"], search=given)
         _show_plan(lr, eps, given)
         return
     search = {name: given[name] for name in (*SEARCH_OPTIONS, "engine", "members_at_once")} | {"folder": given["out"]}

@@ -1,6 +1,7 @@
 """Searches over lr and eps on the lab's tasks: the objective is a training run."""
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from avagrad.lab.train import train
 from avagrad.tune.records import Record
 from avagrad.tune.space import USUAL_AXES, Axis, Point
 
-__all__ = ["comparable", "default_axes", "sweep"]
+__all__ = ["check_sweep", "comparable", "default_axes", "sweep"]
 
 ENGINES = ("runs", "ensemble")
 # Settings that differ between points, or that change results only in the last digits.
@@ -80,6 +81,23 @@ def default_axes(task: str, optimizer: str) -> dict[str, str | None]:
     return {"lr": grid, "eps": grid if method(optimizer).has_eps else None}
 
 
+def check_sweep(config: Config, *, eps: Axis | None, engine: str, search: Mapping[str, Any]) -> None:
+    """Reject a search that :func:`sweep` cannot make; its arguments.
+
+    >>> from avagrad.lab.config import configure
+    >>> check_sweep(configure("digits"), eps=None, engine="ensemble", search={"workers": 2})
+    Traceback (most recent call last):
+    ValueError: engine is 'ensemble' with workers, ray, timeout or pruner, but it runs in this process.
+    """
+    require(engine in ENGINES, "engine", engine, f"one of {', '.join(ENGINES)}")
+    if eps is not None and not method(config.optimizer).has_eps:
+        raise ValueError(f"eps has {len(eps)} values, but {config.optimizer} has no eps.")
+    if config.task_options.get("full"):
+        raise ValueError("full is True, but must be False in a search, which selects by the validation error.")
+    if engine == "ensemble" and any(search.get(name) for name in ("workers", "ray", "timeout", "pruner")):
+        raise ValueError("engine is 'ensemble' with workers, ray, timeout or pruner, but it runs in this process.")
+
+
 def sweep(
     config: Config,
     *,
@@ -111,14 +129,8 @@ def sweep(
     task, optimizer = config.task, config.optimizer
     place = Path(folder) if folder is not None else Path("runs", f"sweep-{task.replace(':', '-')}-{optimizer}")
     objective = TaskObjective(config, str((place / "runs").resolve()))
-    require(engine in ENGINES, "engine", engine, f"one of {', '.join(ENGINES)}")
-    if eps is not None and not method(optimizer).has_eps:
-        raise ValueError(f"eps has {len(eps)} values, but {optimizer} has no eps.")
-    if config.task_options.get("full"):
-        raise ValueError("full is True, but must be False in a search, which selects by the validation error.")
+    check_sweep(config, eps=eps, engine=engine, search=search)
     if engine == "ensemble":
-        if search.get("workers") or search.get("ray") or search.get("timeout") or search.get("pruner"):
-            raise ValueError("engine is 'ensemble' with workers, ray, timeout or pruner, but it runs in this process.")
 
         def together(points: list[Point]) -> list[Record]:
             from avagrad.lab.ensemble import train_ensemble
