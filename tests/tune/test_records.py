@@ -77,7 +77,7 @@ def test_all_that_is_not_finite_is_divergence(tmp_path: Path, value: str, direct
         ("[1]", r"the line is \[1\], but must be an object in braces"),
         ("{", "Expecting property name"),
         ('{"lr": 1}', "value is missing, but is required"),
-        ('{"lr": 1, "value": null}', 'value is None, but must be a number unless there is "diverged": true'),
+        ('{"lr": 1, "value": null}', 'value is None, but must be a number, unless there is "diverged": true'),
         ('{"lr": 1, "value": 1, "diverged": true}', 'value is 1, but must be null if there is "diverged": true'),
         ('{"lr": 1, "value": 1, "diverged": "no"}', "diverged is 'no', but must be true or false"),
         ('{"lr": 1, "value": "1"}', "value is '1', but must be a number, or 'inf' or 'nan'"),

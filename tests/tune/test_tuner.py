@@ -149,10 +149,10 @@ def test_an_axis_is_extended_if_its_end_is_better(
 
     options: dict[str, Any] = {
         "lr": "0.01:100:5",
-        "eps": "1e-8:1:9",
+        "eps": "1e-4:1e4:9",
         "margin": margin,
         "seeds": seeds,
-        "start_eps": 1e-8,
+        "start_eps": 1e-4,
     }
     found = tune(objective, storage=tmp_path / "a.journal", **options)
     assert bool(found.extended) == extended
@@ -160,8 +160,24 @@ def test_an_axis_is_extended_if_its_end_is_better(
         found = tune(objective, storage=tmp_path / method, extend=False, **options | {"method": method})
         assert found.best is not None
         assert found.at_ends == (("eps",) if extended else ())
-        assert found.best.eps == 1e-8 or not extended
+        assert found.best.eps == 1e-4 or not extended
         assert ("It is at an end of the eps axis" in found.summary()) == extended
+
+
+@pytest.mark.parametrize("lowest", ["1e-8", "1e-10", "1e-7"])
+def test_eps_is_not_searched_below_1e_8(lowest: str, tmp_path: Path) -> None:
+    """There every method is level, and what one seed finds is rounding noise."""
+
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        assert trial.eps is not None
+        return 1 + abs(math.log10(trial.lr)) + 1e-9 * math.log10(trial.eps)
+
+    found = tune(objective, lr="0.01:100:5", eps=f"{lowest}:1:6", storage=tmp_path / "a.journal", start_eps=1)
+    assert found.best is not None
+    assert found.best.eps == min(float(lowest), 1e-8) if lowest != "1e-7" else found.best.eps >= 1e-8
+    assert found.at_ends == ()
+    assert all(record.eps >= min(float(lowest), 1e-8) for record in found.trials if record.eps is not None)
 
 
 @pytest.mark.parametrize("ignored", ["lr", "eps"])
@@ -230,6 +246,8 @@ def test_the_usual_axes_of_an_optimizer(tmp_path: Path) -> None:
     assert len({record.eps for record in with_lr.trials}) > 3
     with pytest.raises(ValueError, match="optimizer is 'lion', but must be one of avastep,"):
         tune(bowl, optimizer="lion", storage=tmp_path / "b.journal")
+    with pytest.raises(ValueError, match="optimizer is 'avastp', but must be one of avastep,"):  # it has a start, too
+        tune(bowl, lr=[0.1, 1], eps=[0.1, 1], optimizer="avastp", storage=tmp_path / "b.journal")
 
 
 def test_maximize_and_many_seeds(tmp_path: Path) -> None:

@@ -145,7 +145,8 @@ def sweep(
         objective,
         lr=lr,
         eps=eps,
-        optimizer=None if eps is None else optimizer,  # its name would add an eps axis
+        # A name would add an eps axis.
+        optimizer=optimizer if eps is not None and optimizer in USUAL_AXES else None,
         storage=storage or place / "study.journal",
         name=search.pop("name", None) or f"{task}-{optimizer}",
         about=comparable(config),

@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from avagrad.tune.scores import Score, best, better
-from avagrad.tune.space import NAMES, Cell, Space
+from avagrad.tune.space import NAMES, SMALLEST_EPS, Cell, Space
 
 __all__ = ["METHODS"]
 
@@ -197,10 +197,15 @@ class _Lines:
 
 
 def is_best_at_end(space: Space, name: str, pick: Cell, known: Mapping[Cell, Score], margin: float) -> bool:
-    """Return whether a cell is at an end of an axis, and better than its neighbour there by more than the margin."""
+    """Return whether a cell is at an end of an axis, and better than its neighbour there by more than the margin.
+
+    A small enough eps is not an end: nothing is to be found beyond it.
+    """
     line = space.along(name, pick)
     place = line.index(pick)
     if len(line) == 1 or 0 < place < len(line) - 1:
+        return False
+    if name == "eps" and place == 0 and pick.eps is not None and pick.eps <= SMALLEST_EPS:
         return False
     inner = line[1 if place == 0 else -2]
     return inner not in known or better(known[pick], known[inner], margin)

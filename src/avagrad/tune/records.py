@@ -197,7 +197,7 @@ def _record(line: Any, diverged: float) -> Record:
     """Return the record of a line. ``diverged`` is the value of a run that diverged."""
     require(isinstance(line, dict), "the line", line, "an object in braces")
     if "value" not in line:
-        raise ValueError("value is missing, but is required: null if the run diverged.")
+        raise ValueError('value is missing, but is required: null, beside "diverged": true, if the run diverged.')
     has_diverged, value = line.get("diverged", False), line["value"]
     require(isinstance(has_diverged, bool), "diverged", has_diverged, "true or false")
     if isinstance(value, str):
@@ -207,7 +207,7 @@ def _record(line: Any, diverged: float) -> Record:
             value = None
         require(value is not None and not math.isfinite(value), "value", line["value"], "a number, or 'inf' or 'nan'")
     if value is None:
-        require(has_diverged, "value", value, 'a number unless there is "diverged": true')
+        require(has_diverged, "value", value, 'a number, unless there is "diverged": true')
         value = diverged
     elif isinstance(value, float) and not math.isfinite(value):
         value = diverged

@@ -10,11 +10,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "shown"]
+__all__ = ["NAMES", "SMALLEST_EPS", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "shown"]
 
 NAMES = ("lr", "eps")
 _START_EPS = 0.1  # where AvaGrad's lr and eps were most separable: far from both Adam (small eps) and SGD (large eps)
 # These start at their usual eps: on nearly all recorded maps that takes fewer trials, or ends at a better cell.
+SMALLEST_EPS = 1e-8  # below it all values are level: what one seed finds there is rounding noise
 _SMALL_START_EPS = {"avastep": 1e-8, "adam": 1e-8, "adamw": 1e-8}
 MAX_VALUES = 10_000  # a longer axis is a typing error
 _MIN, _MAX = 1e-300, 1e300  # the range that Optuna accepts
@@ -149,11 +150,15 @@ class Axis:
         return self.values[(len(self.values) - 1) // 2]
 
     def index(self, value: float, called: str | None = None) -> int:
-        """Return the index of a value on the axis, or raise an error that names the nearest values."""
+        """Return the index of a value on the axis, or raise an error that names the nearest values.
+
+        A value may be given as results show it, with four digits.
+        """
         called = called or self.name
         value = axis_value(called, value)
-        if value in self.values:
-            return self.values.index(value)
+        alike = [other for other in self.values if f"{other:.4g}" == f"{value:.4g}"]
+        if value in self.values or len(alike) == 1:
+            return self.values.index(value if value in self.values else alike[0])
         near = sorted(sorted(self.values, key=lambda other: abs(math.log(other) - math.log(value)))[:3])
         raise ValueError(
             f"{called} is {shown(value)}, but must be on the {self.name} axis, where the nearest"
@@ -162,6 +167,8 @@ class Axis:
 
     def extended(self, end: float) -> "Axis":
         """Return the axis with two more values beyond an end, spaced like the last ones; the same if it is not an end.
+
+        An axis of eps is extended down to :data:`SMALLEST_EPS` at most.
 
         >>> Axis("lr", (0.01, 0.1, 1)).extended(1.0).values, Axis("lr", (0.01, 0.1, 1)).extended(0.1).values
         ((0.01, 0.1, 1.0, 10.0, 100.0), (0.01, 0.1, 1.0))
@@ -173,6 +180,9 @@ class Axis:
         for _ in range(2):  # uses the ratio over two steps, which continues {1, 5} x 10^k
             back = 2 if len(values) > 3 else 1
             values.append(values[-back] * (values[-back] / values[-2 * back]))
+        if self.name == "eps":
+            least = min(SMALLEST_EPS, self.values[0])
+            values = list(dict.fromkeys(max(value, least) for value in values))
         try:
             return Axis(self.name, tuple(values if upwards else reversed(values)))
         except ValueError:  # beyond the range of floats, or values that were not spaced evenly
@@ -221,14 +231,14 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     >>> axes_of(None, None, "lion")
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps.
+    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps without it.
     """
     if not isinstance(optimizer, (str, type(None))):
         raise TypeError(f"optimizer is {optimizer!r}, but must be a name, such as 'avastep'.")
-    if optimizer is not None and (lr is None or eps is None):
+    if optimizer is not None:
         if optimizer.lower() not in USUAL_AXES:
             known = ", ".join(USUAL_AXES)
-            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps.")
+            raise ValueError(f"optimizer is {optimizer!r}, but must be one of {known}; or pass lr and eps without it.")
         usual_lr, usual_eps = USUAL_AXES[optimizer.lower()]
         lr, eps = usual_lr if lr is None else lr, usual_eps if eps is None else eps
     return axis(lr, "lr"), axis(eps, "eps")
