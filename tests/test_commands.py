@@ -20,12 +20,9 @@ OURS = ("avagrad ", "python ", "torchrun ", "make ")
 QUICK = {
     "avagrad report runs/mine.journal",
     "avagrad list",
-    "avagrad train digits",
     "avagrad train digits --optimizer avagrad --lr 1 --eps 0.1 --out runs/x",
     "avagrad resume runs/x",
     "avagrad list chars",
-    "avagrad list digits",
-    "avagrad train digits --optimizer sgd --seed 0",
     "avagrad report runs",
     "avagrad study export runs/mine.journal mine.jsonl",
     "avagrad study import mine.jsonl --storage other.journal --name mymodule:objective",
@@ -55,8 +52,8 @@ def shell_lines(text: str) -> list[str]:
 
 
 def own_task() -> str:
-    """The example of docs/reproduce.md, which its commands import."""
-    section = (ROOT / "docs" / "reproduce.md").read_text().split("## Your own task")[1]
+    """The example of docs/lab.md, which its commands import."""
+    section = (ROOT / "docs" / "lab.md").read_text().split("## Your own task")[1]
     return section.split("```python\n")[1].split("```")[0]
 
 

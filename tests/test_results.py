@@ -20,6 +20,7 @@ from avagrad.tune.space import Space
 
 ROOT = Path(__file__).parent.parent
 METHODS = ("adam", "avagrad", "avagrad-active")
+PARTS = ("validation", "test")
 
 
 @pytest.fixture(scope="module")
@@ -58,7 +59,7 @@ def test_everything_can_be_read(held: Collection) -> None:
 def test_the_table_of_maps_is_what_the_records_say(
     sweeps: dict[str, Sweep], folder: str, place: int, cells: int
 ) -> None:
-    document = "docs/tuning.md"
+    document = "docs/reproduce.md"
     moves = rows_of(document, "steps that it moves; slope over all eps, large eps")[place]
     lines = [
         line for line in (ROOT / document).read_text().splitlines() if line.startswith("| two lines and rings: tr")
@@ -139,7 +140,7 @@ def test_the_table_of_cifar_is_what_the_records_say(beginning: str, folder: str)
     result = json.loads((ROOT / "results" / folder / "result.json").read_text())
     assert result["epochs"] == 200
     cells = row_of("docs/reproduce.md", beginning)
-    assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in ("validation", "test")]
+    assert cells[1:3] == [f"{result[part]['error']:.2f}" for part in PARTS]
 
 
 @pytest.mark.parametrize(
@@ -196,8 +197,23 @@ def test_avasteps_decoupled_lines_on_cifar_are_what_the_records_say() -> None:
     for folder in folders:
         config = json.loads((folder / "config.json").read_text())["config"]
         setting = ", ".join(f"{config[name]:g}" for name in ("lr", "eps", "weight_decay"))
-        error = json.loads((folder / "result.json").read_text())["validation"]["error"]
-        assert rows_of("docs/reproduce.md", setting) == [[f"{error:.2f}"]]
+        result = json.loads((folder / "result.json").read_text())
+        assert row_of("docs/reproduce.md", setting) == [f"{result[part]['error']:.2f}" for part in PARTS]
+
+
+@pytest.mark.parametrize("epoch", [1, 60, 120, 121, 160, 200])
+def test_the_schedule_that_gamma_makes_is_what_the_records_say(epoch: int) -> None:
+    rows = {}
+    for method, eps in (("avastep", 1.0), ("avagrad", 10.0)):
+        folder = ROOT / "results" / "cifar100" / method
+        assert json.loads((folder / "config.json").read_text())["config"]["eps"] == eps
+        metrics = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+        (rows[method],) = (row | {"as sgd": row["lr"] * row["gamma"] / eps} for row in metrics if row["epoch"] == epoch)
+    ours, theirs = rows["avastep"], rows["avagrad"]
+    rates = [f"{row['as sgd']:.3g}" if row["as sgd"] < 1 else f"{row['as sgd']:.2f}" for row in (ours, theirs)]
+    expected = [f"{ours['lr']:g}", f"{ours['gamma']:.0f}", *rates, *(f"{row['error']:.1f}" for row in (ours, theirs))]
+    (found,) = (row for row in rows_of("docs/reproduce.md", str(epoch)) if len(row) == len(expected))
+    assert [float(cell) for cell in found] == [float(cell) for cell in expected]
 
 
 @pytest.mark.parametrize(
@@ -216,37 +232,11 @@ def test_the_table_of_penn_treebank_is_what_the_records_say(name: str, folder: s
     result = json.loads((ROOT / "results" / "penn-treebank" / folder / "result.json").read_text())
     assert result["epochs"] == 75
     cells = row_of("docs/reproduce.md", f"{name}, Penn Treebank")
-    assert cells[1:] == [f"{result[part]['error']:.3f}" for part in ("validation", "test")]
-
-
-# --- docs/choosing-lr-and-eps.md ---
-
-
-@pytest.mark.parametrize(
-    ("title", "place", "digits"),
-    [
-        ("CIFAR-10, AvaGrad", "cifar10-jpeg-small/avagrad", 1),
-        ("CIFAR-10, AvaGrad with `active_only`, `norm=1`", "cifar10-jpeg-small/avagrad-active", 1),
-        ("CIFAR-10, Adam", "cifar10-jpeg-small/adam", 1),
-        ("Tiny Shakespeare, AvaGrad", "tinyshakespeare-small/avagrad", 3),
-        ("Tiny Shakespeare, Adam", "tinyshakespeare-small/adam", 3),
-    ],
-)
-def test_the_table_of_two_lines_is_what_the_records_say(
-    sweeps: dict[str, Sweep], title: str, place: str, digits: int
-) -> None:
-    records = sweeps[place].records
-    parts = heat_map(place, records).separability
-    assert parts is not None
-    unit = "%" if digits == 1 else "bits"
-    cells = row_of("docs/choosing-lr-and-eps.md", title)
-    assert cells[0].removesuffix(" trials") == f"{parts.best_loss:.{digits}f} {unit} in {len(records)}"
-    rings = " (two rings)" if parts.rings == 2 else ""
-    assert cells[1] == f"{parts.pick_loss:.{digits}f} {unit} in {parts.trials}{rings}"
+    assert cells[1:] == [f"{result[part]['error']:.3f}" for part in PARTS]
 
 
 def test_what_random_cells_find_is_what_the_records_say(sweeps: dict[str, Sweep]) -> None:
-    text = " ".join((ROOT / "docs" / "choosing-lr-and-eps.md").read_text().split())
+    text = " ".join((ROOT / "docs" / "reproduce.md").read_text().split())
     median: dict[tuple[str, str], float] = {}
     for folder in ("cifar10-jpeg-small", "tinyshakespeare-small"):
         there = tuple(sweep for place, sweep in sweeps.items() if place.startswith(f"{folder}/"))
@@ -277,6 +267,9 @@ def test_the_table_of_figure_3_is_what_the_records_say(method: str) -> None:
     expected = [*shown, f"{ridge(records).spread:.2f}", best, f"{known.value(known.best):.3f}"]
     (row,) = (row for row in rows_of("docs/reproduce.md", method) if len(row) == len(expected))
     assert row == expected
+
+
+# --- docs/choosing-lr-and-eps.md ---
 
 
 @pytest.mark.parametrize(
@@ -395,27 +388,33 @@ def test_the_choice_of_avasteps_defaults_is_what_the_records_say() -> None:
         assert row_of("docs/avastep.md", name) == shown
 
 
-def test_the_table_of_the_race_is_what_was_recorded() -> None:
+def test_the_tables_of_the_race_are_what_was_recorded() -> None:
     found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
     assert len(found) == 28
-    for place, race in found.items():
+    searches = ("lines", "random", "tpe", "gp")
+    ours = {place.removesuffix("/avastep"): race for place, race in found.items() if place.endswith("/avastep")}
+    for place, race in ours.items():
         taken = race["lines"]["trials"]
         rows, columns = race["shape"]
-        regrets = [
-            f"{race[search]['median'][2]:.3f} ({race[search]['worst_quarter'][2]:.3f})"
-            for search in ("lines", "random", "tpe", "gp")
-        ]
-        cells = [f"{rows} x {columns}", f"{min(taken)} to {max(taken)}", *regrets]
-        assert row_of("docs/tuning.md", place) == cells
+        tables = [(place, [f"{rows} x {columns}", f"{min(taken)} to {max(taken)}"], race)]
+        if "unseen" in race:
+            tables.append((f"{place}, unseen", [], race["unseen"]))
+        for title, cells, regrets in tables:
+            numbers = [regrets[search] for search in searches]
+            shown = [f"{each['median'][2]:.3f} ({each['worst_quarter'][2]:.3f})" for each in numbers]
+            assert row_of("docs/tuning.md", title) == [*cells, *shown]
+    assert sum("unseen" in race for race in ours.values()) == 4
 
 
 def test_the_search_by_lines_is_the_one_that_raced() -> None:
     searches = runpy.run_path(str(ROOT / "benchmarks" / "searches.py"))
     found = json.loads((ROOT / "results" / "searches.json").read_text())["maps"]
-    for place, space, known in searches["maps"]():
-        curves = searches["by_lines"](space, known)
-        assert [len(curve) for curve in curves] == found[place]["lines"]["trials"]
-        assert searches["regrets"](curves, known, 45)["median"] == found[place]["lines"]["median"]
+    for place, space, records in searches["maps"]():
+        known = scores(records)
+        orders = searches["by_lines"](space, known)
+        assert [len(order) for order in orders] == found[place]["lines"]["trials"]
+        regrets = searches["regrets"](orders, known, known)
+        assert searches["summary"](regrets, 45)["median"] == found[place]["lines"]["median"]
 
 
 @pytest.mark.parametrize(
@@ -444,8 +443,8 @@ def test_few_trials_find_avasteps_best_from_every_eps(folder: str, most: int) ->
 def test_the_default_start_is_the_one_that_the_document_recommends() -> None:
     searches = runpy.run_path(str(ROOT / "benchmarks" / "searches.py"))
     trials, losses = {}, {}
-    for place, space, known in searches["maps"]():
-        optimizer = place.rpartition("/")[2]
+    for place, space, records in searches["maps"]():
+        known, optimizer = scores(records), place.rpartition("/")[2]
         if optimizer not in ("avastep", "adam", "adamw"):
             continue
         found = {

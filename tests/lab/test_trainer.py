@@ -652,7 +652,7 @@ def test_a_task_of_your_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_the_task_of_the_documentation(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    section = (Path(__file__).parents[2] / "docs" / "reproduce.md").read_text().split("## Your own task")[1]
+    section = (Path(__file__).parents[2] / "docs" / "lab.md").read_text().split("## Your own task")[1]
     (tmp_path / "documented_task.py").write_text(section.split("```python")[1].split("```")[0])
     monkeypatch.syspath_prepend(tmp_path)
     config = configure("documented_task:Sine", "avagrad", lr=1.0, eps=0.1, epochs=10, task_options={"hidden": 64})
