@@ -77,6 +77,16 @@ def heights(figure: Figure, axes: int) -> list[list[float]]:
     return [np.asarray(line.get_ydata(), dtype=float).tolist() for line in figure.axes[axes].lines]
 
 
+def test_the_caption_of_learning_curves_ranks_only_what_came_to_the_end() -> None:
+    whole, cut = Band((1.0, 2.0, 3.0), (30.0, 20.0, 10.0)), Band((1.0,), (5.0,))
+    lines = [("lr 0.1", 1, 0, whole), ("lr 0.2", 1, 1, cut), ("lr 0.3", 1, 0, cut), ("lr 0.4", 3, 1, cut)]
+    found = tuple(learning_curves.Line(name, seeds, gone, {"error": band}) for name, seeds, gone, band in lines)
+    caption = learning_curves.caption(Learning("a", NAMES, found, frozenset()))
+    assert caption.endswith("at the end: lr 0.1: 10. Diverged: lr 0.2; lr 0.4.")
+    same = tuple(learning_curves.Line(f"lr {i}", 1, 0, {"error": whole}) for i in range(5))
+    assert learning_curves.caption(Learning("a", NAMES, same, frozenset())).endswith("lr 2: 10; 2 more.")
+
+
 def test_learning_curves_show_means_gaps_and_where_a_run_diverged() -> None:
     figure = learning_curves.draw(learning(SLOPE, log=frozenset(["loss"])))
     line, cross = heights(figure, 0)

@@ -16,6 +16,7 @@ from avagrad.lab.sweep import sweep
 from avagrad.lab.train import train
 from avagrad.report.comparable import comparable_sweeps
 from avagrad.report.reading import Run, collect, method_title
+from avagrad.tune import tune
 from avagrad.tune.space import axis
 
 
@@ -40,6 +41,14 @@ def test_a_run_an_ensemble_and_a_sweep_are_found_once_each(tmp_path: Path) -> No
     (_, group), *others = comparable_sweeps(found.sweeps)
     assert (len(group), others) == (2, []), "an ensemble and a study of the same task can be compared"
     assert (tmp_path / "search" / "study.journal").read_bytes() == before, "reading writes nothing"
+
+
+def test_a_study_hides_no_runs_of_others(tmp_path: Path) -> None:
+    """`avagrad train` writes to ``runs``, too."""
+    train(configure("digits", "sgd", epochs=1), tmp_path / "runs" / "x")
+    tune(lambda trial: trial.lr or 0.0, lr=[1, 2], name="mine", storage=tmp_path / "mine.journal", extend=False)
+    found = collect(tmp_path)
+    assert ([run.place for run in found.runs], len(found.sweeps)) == (["runs/x"], 1)
 
 
 def test_what_cannot_be_read_is_named_and_the_rest_is_there(tmp_path: Path) -> None:

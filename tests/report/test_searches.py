@@ -230,6 +230,26 @@ def test_a_first_line_that_all_diverged_has_a_sentence(tmp_path: Path) -> None:
     assert [budgets.caption(chart) for chart in budgets.numbers(collect(tmp_path))] == ["No trial has a finite value."]
 
 
+@pytest.mark.parametrize("seeds", [1, 2])
+def test_a_search_with_failed_points_is_told_as_it_ended(tmp_path: Path, seeds: int) -> None:
+    """And its failed points are named, with the reason."""
+
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        assert trial.eps is not None
+        if trial.lr > 10 or trial.eps == 1e-4:
+            raise ValueError("too large for this machine")
+        return abs(math.log10(trial.lr)) + abs(math.log10(trial.eps) + 3)
+
+    options: dict[str, Any] = {"lr": "1e-4:1e3:8", "eps": "1e-8:1e2:11", "name": "mine", "retries": 0, "seeds": seeds}
+    result = tune(objective, storage=tmp_path / "a.journal", extend=False, **options)
+    assert result.failed
+    assert_same(tmp_path, result)
+    (problem,) = collect(tmp_path).problems
+    assert str(problem).startswith(f"a.journal: without a result: {next(iter(result.failed))} (objective raised Value")
+    assert "too large for this machine" in problem.why
+
+
 def test_one_trial_is_one(tmp_path: Path) -> None:
     tune(lambda trial: 3.0, lr=0.1, name="one", storage=tmp_path / "a.journal")
     assert findings(collect(tmp_path)) == ["The search for one: 1 trial found lr 0.1: 3."]

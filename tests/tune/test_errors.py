@@ -5,6 +5,7 @@ import json
 import math
 import os
 import re
+import signal
 import subprocess
 import sys
 import threading
@@ -361,6 +362,16 @@ def test_an_objective_that_ends_its_process(code: Any, workers: int, tmp_path: P
     assert reason == f"objective raised SystemExit{'' if code is None else f': {code}'} ({__file__}:{line})"
     with closing(Study(tmp_path / "a.journal", None, create=False)) as study:
         assert study.snapshot().failures == {"lr=2 seed=0": (reason, reason)}
+
+
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_training_that_catches_a_signal_ends_the_search_with_its_code(number: int, code: int, tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        raise Stopped("stopped and saved", number=number)
+
+    with pytest.raises(Stopped) as caught:
+        tune(objective, lr=[1, 2], name="mine", storage=tmp_path / "a.journal")
+    assert caught.value.exit_code == code
 
 
 @pytest.mark.parametrize("end", [SystemExit(130), SystemExit(143), Stopped("stopped"), KeyboardInterrupt()])

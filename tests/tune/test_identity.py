@@ -157,6 +157,7 @@ SAME = {
     "lines": FUNCTION.replace("return 1.0", "return (\n            1.0\n        )"),
     "names": FUNCTION.replace("trial", "point"),
     "place": "\n\nx = 1\n" + FUNCTION,
+    "defaults that are objects": FUNCTION.replace("(trial)", "(trial, log=print)"),
 }
 WRAPPER = """
 def log(function):
@@ -183,6 +184,9 @@ OTHER = [
     FUNCTION.replace("trial.lr\n", "trial.eps\n"),
     FUNCTION.replace("return 1.0", "return (lambda: 1.0)()"),
     FUNCTION.replace("return 1.0", "return (lambda: 2.0)()"),
+    FUNCTION.replace("(trial)", "(trial, epochs=5)"),
+    FUNCTION.replace("(trial)", "(trial, epochs=6)"),
+    FUNCTION.replace("(trial)", "(trial, *, sizes=(5, 6))"),
     WRAPPER,
     WRAPPER.replace("+ 1", "+ 2"),
     WRAPPER.replace("return 2", "return 3"),

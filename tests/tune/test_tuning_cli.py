@@ -240,7 +240,7 @@ def test_a_failure_stays_when_the_next_search_is_on_another_grid(
 
 def test_a_dry_run_runs_nothing(project: Path) -> None:
     printed = avagrad(*SEARCH, "--dry-run", "--seeds", "2", cwd=project)
-    unless = "if no neighbour is better and no axis is extended"
+    unless = "if no neighbour is better, no axis is extended and no coarse line fails"
     assert printed.endswith(f"at most 22 trials {unless}, of 70; first the line over lr at eps 0.1\n")
     printed = avagrad("sweep", "digits", "--method", "grid", "--dry-run", cwd=project)
     assert "grid: at most 441 trials" in printed

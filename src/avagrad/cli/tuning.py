@@ -16,7 +16,6 @@ from avagrad.lab.sweep import ENGINES, check_sweep, default_axes, sweep
 from avagrad.names import imported
 from avagrad.progress import Bar
 from avagrad.tune.arguments import check_search
-from avagrad.tune.optuna_trials import faults
 from avagrad.tune.records import read_records, sign_of, write_records
 from avagrad.tune.result import Progress, Result
 from avagrad.tune.scores import scores
@@ -148,10 +147,8 @@ def show(storage: _Storage, name: _Name = None) -> None:
     typer.echo(
         f"{len(seen.records)} finished ({diverged} diverged), {len(seen.running)} running, {len(seen.waiting)} waiting"
     )
-    finished = {record.point.key for record in seen.records}
-    for key, reasons in seen.failures.items():
-        if key not in finished and (own := faults(reasons)):
-            typer.echo(f"failed: {key}: {own[-1]}")
+    for key, reason in seen.without_result().items():
+        typer.echo(f"failed: {key}: {reason}")
     known = scores(seen.records, direction=study.direction)
     sign = sign_of(study.direction)
     several = any(score.count > 1 for score in known.values())
@@ -177,7 +174,8 @@ def _show_plan(lr: Axis | None, eps: Axis | None, search: dict[str, Any]) -> Non
     for line in space.axes:
         typer.echo(f"{line.name}: {', '.join(f'{value:.4g}' for value in line.values)}")
     count = first.at_most * search["seeds"]
-    unless = "no neighbour is better" + (" and no axis is extended" if search["method"] == "lines" else "")
+    lines = ", no axis is extended and no coarse line fails"
+    unless = "no neighbour is better" + (lines if search["method"] == "lines" else "")
     rest = "" if search["method"] == "grid" else f" if {unless}, of {len(space) * search['seeds']}"
     typer.echo(f"{search['method']}: at most {count} trials{rest}; first the {first.stage}")
 

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 
 from avagrad.checks import is_number, is_whole, require
-from avagrad.lab.methods import Sourced, method
+from avagrad.lab.methods import Sourced, method, sourced
 from avagrad.lab.presets import OWN, PRESETS, default_preset
 from avagrad.lab.stepping import PRECISIONS
 from avagrad.lab.tasks import task_class
@@ -122,6 +122,8 @@ def _with_tuples(options: Mapping[str, Any]) -> dict[str, Any]:
 _SCHEDULE = {"schedule": "milestones", "warmup": 0, "end_factor": 0.0}
 # The names of values that come from a preset or from the caller.
 SETTINGS = ("lr", "eps", "weight_decay", "epochs", "milestones", "factor", "clip", "threads", *_SCHEDULE)
+_SET_ELSEWHERE = dict.fromkeys(("lr", "eps", "weight_decay"), "must be a separate setting")
+_SET_ELSEWHERE["capturable"] = "is set by the trainer"
 _SCHEDULES = ("milestones", "cosine")
 
 
@@ -166,19 +168,15 @@ def configure(
     if no_clipping:
         chosen["clip"] = Sourced(None, "given")
     found = record.settings.get((task, preset), {})
-    defaults = {"threads": torch.get_num_threads()} | _SCHEDULE
-    values = {name: Sourced(value, "default") for name, value in defaults.items()}
-    values |= {**protocol, **found, **chosen}
+    values = sourced("default", {"threads": torch.get_num_threads()} | _SCHEDULE) | {**protocol, **found, **chosen}
 
-    options = {name: Sourced(value, "default") for name, value in cls.options().items()}
+    options = sourced("default", cls.options())
     options |= {name: value for name, value in protocol.items() if name not in SETTINGS}
     cls.check_options(dict(task_options or {}))
-    options |= {name: Sourced(value, "given") for name, value in (task_options or {}).items()}
+    options |= sourced("given", task_options or {})
     for name in optimizer_options or {}:
-        if name in ("lr", "eps", "weight_decay"):
-            raise ValueError(f"{name} is given as an option of the optimizer, but must be a separate setting.")
-        if name == "capturable":
-            raise ValueError(f"{name} is given as an option of the optimizer, but is set by the trainer.")
+        if (where := _SET_ELSEWHERE.get(name)) is not None:
+            raise ValueError(f"{name} is given as an option of the optimizer, but {where}.")
     hyper = dict(record.defaults) | {name: value for name, value in found.items() if name not in SETTINGS}
     hyper |= {name: Sourced(plain_number(value), "given") for name, value in (optimizer_options or {}).items()}
 

@@ -154,20 +154,20 @@ _ADAM: dict[str, Any] = {"betas": (0.9, 0.999)}
 _ADABOUND = _ADAM | {"final_lr": 0.1, "gamma": 1e-3}
 
 
-def _from(source: str, values: Mapping[str, Any]) -> dict[str, Sourced]:
+def sourced(source: str, values: Mapping[str, Any]) -> dict[str, Sourced]:
     return {name: Sourced(value, source) for name, value in values.items()}
 
 
 def _method(name: str, title: str, defaults: Mapping[str, Any], *paper_errors: str, source: str = "paper") -> Method:
     make, fixed = OPTIMIZERS[name]
     settings = {
-        (task, preset): _from("paper" if preset.startswith("paper") else "ours", values)
+        (task, preset): sourced("paper" if preset.startswith("paper") else "ours", values)
         for places, names, values in _BEST
         for task, preset in (place.split("/") for place in places.split())
         if name in names.split()
     }
     errors = dict(zip(_TABLE_1, paper_errors, strict=bool(paper_errors)))
-    return Method(name, title, make, fixed, _from(source, defaults), settings, errors)
+    return Method(name, title, make, fixed, sourced(source, defaults), settings, errors)
 
 
 METHODS: dict[str, Method] = {

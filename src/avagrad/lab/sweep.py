@@ -18,6 +18,7 @@ from avagrad.tune.space import USUAL_AXES, Axis, Point
 __all__ = ["check_sweep", "comparable", "default_axes", "sweep"]
 
 ENGINES = ("runs", "ensemble")
+STUDY = "study.journal"  # in the folder of a sweep, beside its runs
 # Settings that differ between points, or that change results only in the last digits.
 _MAY_DIFFER = {"lr", "eps", "seed", "sources", "data", "device", "threads", "graph", "compile", "deterministic"}
 
@@ -147,7 +148,7 @@ def sweep(
         eps=eps,
         # A name would add an eps axis.
         optimizer=optimizer if eps is not None and optimizer in USUAL_AXES else None,
-        storage=storage or place / "study.journal",
+        storage=storage or place / STUDY,
         name=search.pop("name", None) or f"{task}-{optimizer}",
         about=comparable(config),
         **search,

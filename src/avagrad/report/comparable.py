@@ -61,10 +61,9 @@ def distinct_names(
         keys = dict.fromkeys(key for i in places for key in details[i])
         added: list[str] = []
         for key in keys:
-            before = {tuple(_text(details[i].get(each)) for each in added) for i in places}
-            after = {tuple(_text(details[i].get(each)) for each in (*added, key)) for i in places}
-            differs = len({_text(details[i].get(key)) for i in places}) > 1
-            if len(after) > len(before) if few else differs:
+            base = added if few else []
+            kinds = [{tuple(_text(details[i].get(x)) for x in xs) for i in places} for xs in (base, [*base, key])]
+            if len(kinds[1]) > len(kinds[0]):
                 added.append(key)
         for i in places:
             shown = [_detail(key, details[i][key]) for key in added if details[i].get(key) is not None]

@@ -18,6 +18,7 @@ from typing import Any, TypeVar
 from avagrad.files import thinned_lines
 from avagrad.lab.folder import CONFIG, METRICS, RESULT
 from avagrad.lab.methods import METHODS
+from avagrad.lab.sweep import STUDY
 from avagrad.lab.tasks import TASKS, task_class
 from avagrad.report.known import Known, known_of
 from avagrad.report.values import number
@@ -216,8 +217,9 @@ def method_title(config: Mapping[str, Any]) -> str:
 def collect(folder: str | os.PathLike[str]) -> Collection:
     r"""Read all that a folder and the folders in it hold; or one study, or one file of records.
 
-    A folder with ``config.json`` is a run, an ensemble or the synthetic problem; a ``.journal`` is a study, whose runs
-    (the folders ``runs`` and ``ensembles`` next to it) are not shown by themselves; another ``.jsonl`` holds records.
+    A folder with ``config.json`` is a run, an ensemble or the synthetic problem; a ``.journal`` is a study; another
+    ``.jsonl`` holds records. The runs of a sweep (the folders ``runs`` and ``ensembles`` next to its study) are not
+    shown by themselves.
 
     >>> import tempfile
     >>> with tempfile.TemporaryDirectory() as place:
@@ -247,8 +249,7 @@ def collect(folder: str | os.PathLike[str]) -> Collection:
 def _walked(root: Path) -> Iterator[tuple[Path, list[str]]]:
     """Yield the folders in the order of their names, without those that are parts of the one above."""
     for place, folders, names in os.walk(root):
-        is_study = any(name.endswith(".journal") for name in names)
-        parts = {"runs", "ensembles"} if is_study else set()
+        parts = {"runs", "ensembles"} if STUDY in names else set()
         folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in parts | {OUTPUT})
         if CONFIG in names:
             folders.clear()
@@ -317,9 +318,15 @@ class _Reader:
             names = [each.study_name for each in open_storage(copy, create=False).get_all_studies()]
             if not names:
                 raise ValueError("there is no study in it")
-            studies = [Study(copy, name, create=False) for name in names]
-            own = self._name(path)
-            return [Sweep(own, x.name, x.snapshot().records, x.about, {}, x.direction, x.search) for x in studies]
+            own, sweeps = self._name(path), []
+            for study in (Study(copy, name, create=False) for name in names):
+                seen = study.snapshot()
+                sweeps.append(Sweep(own, study.name, seen.records, study.about, {}, study.direction, study.search))
+                failed = [f"{key} ({reason})" for key, reason in seen.without_result().items()]
+                more = [f"and {len(failed) - _NAMED} more points"] if len(failed) > _NAMED else []
+                if failed:
+                    self._problem(path, f"without a result: {'; '.join([*failed[:_NAMED], *more])}")
+            return sweeps
 
         with tempfile.TemporaryDirectory() as place:
             for sweep in self._try(path, read, place) or ():

@@ -10,7 +10,7 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from operator import attrgetter
 from pathlib import Path
-from types import CodeType
+from types import CodeType, FunctionType, NoneType
 
 # A digest of code, and the number of results of the study when that code was first used.
 Entry = tuple[str, int]
@@ -50,14 +50,14 @@ def is_found_by_name(objective: object) -> bool:
 def digest_of(objective: object) -> str | None:
     """Return the version of Python and a digest of the code of an objective; None if none of it is Python code.
 
-    Comments, line breaks and the rest of a line do not count, nor does what the code calls.
+    Defaults of arguments count if they are plain values. Comments and line breaks do not, nor does what the code calls.
 
     >>> digest_of(lambda trial: 1.0) == digest_of(lambda trial: (1.0))  # a comment
     True
     >>> digest_of(lambda trial: 1.0) == digest_of(lambda trial: 2.0)
     False
     """
-    codes = [_text(code) for code in _codes(objective)]
+    codes = [text for code in _codes(objective) for text in _texts(code)]
     version = ".".join(platform.python_version_tuple()[:2])
     return f"{version}:{hashlib.sha256(repr(codes).encode()).hexdigest()[:16]}" if codes else None
 
@@ -80,14 +80,26 @@ def with_code(history: list[Entry], digest: str, count: int) -> tuple[list[Entry
     return kept if kept and kept[-1][0] == digest else [*kept, (digest, count)], others
 
 
-def _codes(objective: object) -> Iterator[CodeType]:
-    """Yield the code of a function, and of what it wraps; of a method, a partial function or a callable object."""
+def _texts(function: FunctionType) -> Iterator[str]:
+    """Yield the code of a function, and the defaults of its arguments if they are plain values."""
+    yield _text(function.__code__)
+    defaults = (function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items())))
+    if any(defaults) and _is_plain(defaults):
+        yield _text(defaults)
+
+
+def _is_plain(value: object) -> bool:
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str, NoneType))
+
+
+def _codes(objective: object) -> Iterator[FunctionType]:
+    """Yield a function, and what it wraps; that of a method, a partial function or a callable object."""
     if isinstance(objective, functools.partial):
         yield from _codes(objective.func)
     elif inspect.ismethod(objective):
         yield from _codes(objective.__func__)
     elif inspect.isfunction(objective):
-        yield objective.__code__
+        yield objective
     elif inspect.isfunction(call := getattr(type(objective), "__call__", None)):  # noqa: B004  # it is not called
         yield from _codes(call)
     # Not by getattr: an object may answer to any name.

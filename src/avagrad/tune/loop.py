@@ -56,11 +56,13 @@ class SearchLoop:
         try:
             with interrupt_on_sigterm() as stop:
                 return self._run(watcher)
-        except KeyboardInterrupt:
+        except KeyboardInterrupt as error:
             self.study.patience = 0.0
             with contextlib.suppress(StorageError):
                 self.snapshot = self.study.snapshot()
-            raise Stopped(f"stopped: {self._kept()}; run it again to resume.", number=stop.signal or SIGINT) from None
+            # A training in this process catches SIGTERM itself.
+            number = stop.signal or (error.exit_code - 128 if isinstance(error, Stopped) else SIGINT)
+            raise Stopped(f"stopped: {self._kept()}; run it again to resume.", number=number) from None
         except (StorageError, WorkerError) as error:  # a worker may be the first to notice that the storage is gone
             kind = WorkerError if isinstance(error, WorkerError) else StorageError
             raise kind(f"{error}{self._rescued()}") from error.__cause__
@@ -94,6 +96,7 @@ class SearchLoop:
                 pause = 0.05 if queued or self.snapshot.records != before else min(1.5 * pause, 0.5)
             self._raise_if_nothing_works()
             self.study.withdraw()
+            self.study.note_search(self._facts())
             watcher(self._progress(now))
         finally:
             self.pool.stop()
@@ -125,7 +128,9 @@ class SearchLoop:
         """Return what a search is, as JSON can hold it."""
         axes = {name: list(line.values) for name in NAMES if (line := getattr(self.space, name)) is not None}
         options = {"margin": self.margin, "extend": self.extend, "seeds": list(self.seeds)}
-        return {"method": self.method, **axes, "start": list(self.start), **options}
+        failed = [key for key in self.snapshot.failures if self._has_failed(key)]
+        facts = {"method": self.method, **axes, "start": list(self.start), **options}
+        return facts | ({"failed": failed} if failed else {})
 
     def _plan(self) -> Plan:
         return plan(**self._search())
@@ -194,7 +199,8 @@ class SearchLoop:
     def _best(self, cell: Cell | None) -> Best | None:
         if cell is None:
             return None
-        values = tuple(record.value for record in self._records(self.seeds) if record.point.cell == cell)
+        found = {record.seed: record.value for record in self._records(self.seeds) if record.point.cell == cell}
+        values = tuple(found[seed] for seed in self.seeds if seed in found)
         return Best(*cell, mean(values), values) if values and all(map(math.isfinite, values)) else None
 
     def _result(self, now: Plan) -> Result:

@@ -212,7 +212,7 @@ def is_best_at_end(space: Space, name: str, pick: Cell, known: Mapping[Cell, Sco
 
 
 def _lines(given: Inputs) -> Iterator[Stage]:
-    return _only_line(given) if given.space.shape == (1, 1) else _Lines(given).stages()
+    return _whole(given) if given.space.shape == (1, 1) else _Lines(given).stages()
 
 
 def _first_stride(length: int) -> int:
@@ -233,7 +233,7 @@ def _max_of_line(name: str, space: Space) -> int:
 
 def _separable(given: Inputs) -> Iterator[Stage]:
     if 1 in given.space.shape:
-        yield from _only_line(given)
+        yield from _whole(given)
         return
     space, known, _, start, margin, _ = given
     _, columns = space.shape
@@ -269,25 +269,15 @@ def _rings(
         yield Stage(_line_name("eps", to), line, pick, path, _ring_at_most(space), rings + 1, confirmed)
 
 
-def _only_line(given: Inputs) -> Iterator[Stage]:
-    """Evaluate the only line; there is nothing to confirm."""
+def _whole(given: Inputs) -> Iterator[Stage]:
+    """Evaluate every cell. If they are one line, there is nothing to confirm."""
     space, known, start = given.space, given.known, given.start
     rows, columns = space.shape
-    stage = _line_name("eps" if space.lr is None or rows < columns else "lr", start)
+    line = _line_name("eps" if space.lr is None or rows < columns else "lr", start)
+    stage, confirmed = (line, True) if 1 in space.shape else (f"grid of {len(space)} cells", None)
     pick = best(space.cells(), known)
     yield Stage(stage, space.cells(), pick, (start,))
-    yield Stage(stage, (), pick, (start, pick), confirmed=True) if pick else _nothing(stage, start)
-
-
-def _grid(given: Inputs) -> Iterator[Stage]:
-    if 1 in given.space.shape:
-        yield from _only_line(given)
-        return
-    space, known, _, start, _, _ = given
-    stage = f"grid of {len(space)} cells"
-    pick = best(space.cells(), known)
-    yield Stage(stage, space.cells(), pick, (start,))
-    yield Stage(stage, (), pick, (start, pick)) if pick else _nothing(stage, start)
+    yield Stage(stage, (), pick, (start, pick), confirmed=confirmed) if pick else _nothing(stage, start)
 
 
 def _line_name(name: str, through: Cell) -> str:
@@ -305,4 +295,4 @@ def _ring_at_most(space: Space) -> int:
     return (rows - 1) * columns
 
 
-METHODS: dict[str, Callable[[Inputs], Iterator[Stage]]] = {"lines": _lines, "separable": _separable, "grid": _grid}
+METHODS: dict[str, Callable[[Inputs], Iterator[Stage]]] = {"lines": _lines, "separable": _separable, "grid": _whole}

@@ -35,6 +35,12 @@ class Snapshot:
     running: Mapping[int, tuple[str, Mapping[str, Any] | None]] = field(default_factory=dict)  # trial: key and lease
     failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: the reason of each failure
 
+    def without_result(self) -> dict[str, str]:
+        """Return the points that have failed and have no result, each with the last reason."""
+        finished = {record.point.key for record in self.records}
+        failed = {key: faults(reasons) for key, reasons in self.failures.items() if key not in finished}
+        return {key: reasons[-1] for key, reasons in failed.items() if reasons}
+
 
 def snapshot_of(trials: list[FrozenTrial], worst: float) -> Snapshot:
     """Return the finished, waiting, running and failed points among these trials."""

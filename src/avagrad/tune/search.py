@@ -26,7 +26,8 @@ class Plan:
     - ``path``: the start and then the best of each stage
     - ``confirmed``: whether the last ring found nothing better; None before the first one and without rings
     - ``rings``: the number of completed rings; lr and eps are separable if the first one confirms
-    - ``at_most``: an upper bound on the total number of cells, if the next ring confirms and no axis is extended
+    - ``at_most``: an upper bound on the total number of cells, if the next ring confirms, no axis is extended and no
+      coarse line fails
 
     >>> from avagrad.tune.space import axis
     >>> plan("grid", Space(axis([1, 2], "lr"), None), {}, start=Cell(1.0, None)).done

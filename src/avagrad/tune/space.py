@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Self
 
-__all__ = ["NAMES", "SMALLEST_EPS", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "shown"]
+__all__ = ["NAMES", "USUAL_AXES", "Axis", "Cell", "Point", "Space", "axes_of", "axis", "axis_value", "shown"]
 
 NAMES = ("lr", "eps")
 _START_EPS = 0.1  # where AvaGrad's lr and eps were most separable: far from both Adam (small eps) and SGD (large eps)
@@ -231,7 +231,7 @@ def axes_of(lr: Values, eps: Values, optimizer: str | None = None) -> tuple[Axis
     >>> axes_of(None, None, "lion")
     Traceback (most recent call last):
     ...
-    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, avagradw, adam, ...; or pass lr and eps without it.
+    ValueError: optimizer is 'lion', but must be one of avastep, avagrad, ...; or pass lr and eps without it.
     """
     if not isinstance(optimizer, (str, type(None))):
         raise TypeError(f"optimizer is {optimizer!r}, but must be a name, such as 'avastep'.")

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from avagrad.tune.records import Record
+from avagrad.tune.records import Record, worst
 from avagrad.tune.scores import scores
 from avagrad.tune.search import Plan, plan, replay
-from avagrad.tune.space import NAMES, Cell, Space, axis
+from avagrad.tune.space import NAMES, Cell, Point, Space, axis
 
 __all__ = ["StoredSearch", "stored_search"]
 
@@ -19,7 +19,8 @@ class StoredSearch:
     """The search that a study stores, as far as its records bring it.
 
     - ``start``, ``margin``: its options; ``plan``: where it is
-    - ``complete``: the cells that have all of its seeds; ``used``: those that it evaluated, if it has ended
+    - ``complete``: the cells that have all of its seeds, or have failed; ``used``: those with results that it
+      evaluated, if it has ended
 
     >>> search = {"method": "grid", "lr": [1, 2], "start": [1, None], "margin": 0, "extend": False, "seeds": [0]}
     >>> found = stored_search(search, [Record(1, None, value=3)])
@@ -56,13 +57,17 @@ def stored_search(
     # One that was written by another version, or by hand, is left out.
     with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         own = Space(*(axis(search[name], name) if search.get(name) else None for name in NAMES))
-        by_seed = [[record for record in records if record.seed == seed] for seed in search["seeds"]]
+        failed = map(Point.from_key, search.get("failed", ()))
+        done = {record.point for record in records}
+        every = [*records, *(Record(*point, value=worst(direction)) for point in failed if point not in done)]
+        by_seed = [[record for record in every if record.seed == seed] for seed in search["seeds"]]
         complete = scores(itertools.chain(*by_seed), direction=direction, seeds=len(by_seed))
         start, margin = Cell(*search["start"]), float(search["margin"])
         first = scores(by_seed[0], direction=direction)
         given: dict[str, Any] = {"by_first_seed": first, "extend": bool(search["extend"])}
         given |= {"start": start, "margin": margin}
         now = plan(search["method"], own, complete, **given)
-        used = replay(search["method"], own, complete, **given).order if now.done else ()
+        order = replay(search["method"], own, complete, **given).order if now.done else ()
+        used = {point.cell for point in done}.intersection(order)
         return StoredSearch(search["method"], start, margin, now, frozenset(complete), frozenset(used))
     return None

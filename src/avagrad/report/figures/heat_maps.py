@@ -171,22 +171,21 @@ def heat_map(
     space = known.space or ran
     if _needs_bins(ran, len(cells)):
         return _binned(name, ran, known)
-    path = kept.plan.path if kept and kept.plan.done and kept.plan.confirmed else ()  # a grid has none
+    shown = kept.plan if kept and kept.plan.confirmed else None  # a grid has none
     lrs, epses = _axes(space)
     if known.parts is None:
         ridge = tuple(_lowest(known, [Cell(lr, eps) for lr in lrs]) for eps in epses)
     else:
         ridge = tuple(None if lr is None else lrs.index(lr) for _, lr in known.parts.ridge)
     best = min(cells, key=known.rank)
-    way = "path of the search" if path or known.parts is None else "path of two lines and a ring"
-    if not path and (kept is None or known.parts is not None):
-        replayed = plan("separable", space, cells, **known.options)
-        path = replayed.path if replayed.done else ()  # if so, these cells hold such a search
+    way = "path of the search" if shown or known.parts is None else "path of two lines and a ring"
+    if shown is None and (kept is None or known.parts is not None):
+        shown = plan("separable", space, cells, **known.options)
     values = tuple(tuple(_value(known, Cell(lr, eps)) for eps in epses) for lr in lrs)
     place = None if cells[best].failed else space.indices(best)
     several = kept is not None and any(score.count > 1 for score in cells.values())
     counts = {space.indices(cell): score.count for cell, score in cells.items()} if several else {}
-    steps = tuple(map(space.indices, path))
+    steps = tuple(map(space.indices, shown.path if shown and shown.done else ()))
     return HeatMap(name, lrs, epses, values, ridge, place, steps, known.parts, way, seeds=counts)
 
 

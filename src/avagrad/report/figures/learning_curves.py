@@ -129,11 +129,13 @@ def caption(chart: Learning) -> str:
     'Validation error, %, at the end: SGD, lr 0.1: 25.'
     """
     single = [line for line in chart.lines if line.settings == 1]
-    ends = [(end[1], line) for line in single if (end := line.bands.get("error", Band()).last) is not None]
-    ends.sort(key=lambda pair: pair[0])
-    named = "; ".join(f"{line.title}: {value:.4g}" for value, line in ends[:3])
+    ends = [(*end, line) for line in single if (end := line.bands.get("error", Band()).last) is not None]
+    last = max((epoch for epoch, _, _ in ends), default=0.0)
+    ends = [end for end in ends if end[0] == last and not end[2].diverged]  # the others have not come so far
+    ends.sort(key=lambda end: end[1])
+    named = "; ".join(f"{line.title}: {value:.4g}" for _, value, line in ends[:3])
     others = len(ends) - 3 + sum(line.settings for line in chart.lines if line.settings > 1)
-    more = f"; {others} more are above that" if others > 0 else ""
+    more = f"; {others} more" if others > 0 else ""
     diverged = [line.title for line in single if line.diverged]
     lost = f"Diverged: {'; '.join(diverged)}." if diverged else ""
     quantity = chart.quantities.get("error", "error").capitalize()

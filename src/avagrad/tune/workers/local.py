@@ -56,6 +56,8 @@ def _work_here(connection: Connection, job: Job, worker: str) -> None:
     """The main function of a worker process; sends the reason if it cannot work."""
     try:
         work(job, worker)
+    except KeyboardInterrupt:  # it was asked to stop, and has saved
+        sys.exit(128 + signal.SIGTERM)
     except Exception as error:
         connection.send(str(error)[:10_000])
         sys.exit(1)
