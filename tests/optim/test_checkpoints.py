@@ -244,6 +244,12 @@ def test_an_old_adam_state_counts_in_python_numbers() -> None:
             r"parameters in its groups, but must have .* make the optimizer with the same",
         ),
         (lambda s: s["param_groups"][0].update(eps=0.0), "eps is 0.0, but must be a number from 1e-15 to 1e"),
+        (lambda s: s["param_groups"][0].update(wieght_decay=1.0), "'wieght_decay', which looks like a misspelled 'wei"),
+        (
+            lambda s: s.pop("state"),
+            r"state_dict is a dict with the keys param_groups, but must be that of an optimizer",
+        ),
+        (lambda s: s.clear(), r"state_dict is a dict without keys, but must be that of an optimizer"),
     ],
 )
 def test_a_state_that_does_not_fit_is_rejected_and_nothing_is_lost(break_it: Any, sentence: str) -> None:
@@ -257,6 +263,32 @@ def test_a_state_that_does_not_fit_is_rejected_and_nothing_is_lost(break_it: Any
         opt.load_state_dict(bad)
     assert str(opt.state_dict()) == str(kept)
     opt.step()
+
+
+@pytest.mark.parametrize("given", [None, "model.pt", 3])
+def test_a_state_must_be_a_dict(given: Any) -> None:
+    opt = AvaGrad([torch.nn.Parameter(torch.ones(2))])
+    with pytest.raises(ValueError, match=f"state_dict is {given!r}, but must be that of an optimizer"):
+        opt.load_state_dict(given)
+
+
+@pytest.mark.parametrize("name", ["AdaShift", "AvaGrad"])
+@pytest.mark.parametrize("path", ["loop", "default"])
+def test_the_whole_state_follows_a_parameter_to_another_dtype(name: str, path: str) -> None:
+    """Scalars of the state, and the rounding error so far, too."""
+    more: dict[str, Any] = {"foreach": False} if path == "loop" and name == "AvaGrad" else {}
+    options = more | ({"keep": 1} if name == "AdaShift" else {"rounding": "kahan"})
+    w = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16))
+    opt = optimizer_class(name)([w], **options)
+    for dtype in (torch.bfloat16, torch.float16, torch.float64):
+        w.data = w.data.to(dtype)
+        for _ in range(3):
+            w.grad = torch.ones_like(w)
+            opt.step()
+        wide = torch.float64 if dtype == torch.float64 else torch.float32
+        found = {key: x.dtype for key, x in opt.state[w].items() if key != "step"}
+        assert found.pop("compensation", dtype) == dtype
+        assert set(found.values()) == {wide}
 
 
 def test_adashift_rejects_a_state_without_its_gradients() -> None:

@@ -7,12 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from problems import DELAYED, optimizer_class, own_options
+from problems import DELAYED, is_fused, optimizer_class, own_options
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from avagrad import AvaGrad, AvaGradW, AvaStep
+from avagrad.optim.backends.fused import Fused
 from avagrad.optim.backends.loop import blocks
 
 INF = torch.inf
@@ -224,6 +225,24 @@ def test_parameters_that_share_memory_all_move(name: str, starts: tuple[int, ...
         ends.append(base)
     assert (ends[0] != torch.linspace(1, 2, 8, dtype=torch.float64)).any()
     torch.testing.assert_close(*ends, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("options", [{}, {"fused": True}], ids=str)
+@pytest.mark.parametrize("place", [0, 15_999, 16_000])
+def test_kernels_do_not_move_parameters_that_share_memory(
+    options: dict[str, Any], place: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their threads would write to it at the same time; neighbours in one storage are apart."""
+    base = torch.ones(16_001)
+    a, b = torch.nn.Parameter(base[:16_000]), torch.nn.Parameter(base[place : place + 1])
+    opt = AvaGrad([a, b], **options)
+    with monkeypatch.context() as patch:
+        if place < 16_000:
+            patch.delattr(Fused, "move")
+        for _ in range(2):
+            a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
+            opt.step()
+    assert is_fused(opt)  # a copy, in which each has memory of its own
 
 
 @pytest.mark.parametrize("moved", [lambda x: x.clone(), lambda x: x.t().contiguous().t()], ids=["memory", "layout"])

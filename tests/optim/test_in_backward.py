@@ -9,6 +9,7 @@ import pytest
 import torch
 from problems import ALL, DELAYED, FUSED_PATHS, is_fused, optimizer_class, own_options, take_fused_path
 from torch import Tensor
+from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 from torch.utils.checkpoint import checkpoint
 
 from avagrad import AvaGrad
@@ -408,6 +409,43 @@ def test_a_state_may_be_loaded_inside_the_context(path: str, monkeypatch: pytest
             w.square().sum().backward()  # type: ignore[no-untyped-call]
             opt.step()
         ends.append(w)
+    assert torch.equal(*ends)
+
+
+@pytest.mark.parametrize("path", PATHS)
+def test_a_checkpoint_between_backward_and_step(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    device, options = options_of(path, "AvaGrad", monkeypatch)
+    w = torch.nn.Parameter(torch.linspace(1, 2, 10, device=device))
+    opt = AvaGrad([w], eps=1e-3, **options)
+    for t in range(6):
+        with opt.step_in_backward():
+            (w.square().sum() * (t + 1)).backward()  # type: ignore[no-untyped-call]
+            assert opt.state[w]["step"] == t + 1
+            if t == 2:
+                saved, resumed = copy.deepcopy(opt.state_dict()), torch.nn.Parameter(w.detach().clone())
+            opt.step()
+    other = AvaGrad([resumed], eps=1e-3, **options)
+    other.load_state_dict(saved)
+    for t in range(3, 6):
+        resumed.grad = 2 * resumed.detach() * (t + 1)
+        other.step()
+    assert torch.equal(w, resumed)
+
+
+def test_asking_for_the_state_inside_the_context_changes_nothing() -> None:
+    ends = []
+    for ask in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.Linear(2, 2)
+        opt = AvaGrad(model.parameters(), lr=0.3)
+        with opt.step_in_backward():
+            if ask:
+                get_optimizer_state_dict(model, opt)
+            for _ in range(3):
+                model(torch.ones(2)).square().sum().backward()
+                opt.step()
+        assert opt.param_groups[0]["lr"] == 0.3
+        ends.append(model.weight.detach().clone())
     assert torch.equal(*ends)
 
 

@@ -22,6 +22,13 @@ __all__ = ["load_state_dict"]
 
 def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
     """Load a state by torch's ``load``, and undo its casts of dtypes."""
+    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
+        given = repr(state_dict)
+        if isinstance(state_dict, dict):
+            keys = ", ".join(map(str, list(state_dict)[:5])) + (", ..." if len(state_dict) > 5 else "")
+            given = f"a dict with the keys {keys}" if keys else "a dict without keys"
+        must_be = "that of an optimizer, with state and param_groups"
+        raise ValueError(f"{type(opt).__name__}: state_dict is {given}, but must be {must_be}.")
     fitting: StateDict = {}
 
     def adapt(_: Optimizer, loaded: StateDict) -> StateDict:

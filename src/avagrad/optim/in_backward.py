@@ -28,12 +28,11 @@ class StepInBackward:
     def __init__(self, opt: "RuleOptimizer") -> None:
         self._opt, self._owner = opt, type(opt).__name__
         self._is_entered = False
-        self._handles: list[Any] = []
+        self._handles: dict[Tensor, Any] = {}  # the hook of each parameter
         self._lock = threading.Lock()  # backward has a thread for each device
         self._step: Step | None = None  # the current one, and
         self._task = -1  # the backward that began it
         self._moved: set[int] = set()
-        self._watched: dict[int, Tensor] = {}
 
     def __enter__(self) -> "StepInBackward":
         other = self._opt._in_backward
@@ -59,14 +58,13 @@ class StepInBackward:
         if not self._is_entered:
             return
         for p in params:
-            if p.requires_grad and id(p) not in self._watched:
-                self._watched[id(p)] = p
-                self._handles.append(p.register_post_accumulate_grad_hook(self._complete))  # type: ignore[no-untyped-call]
+            if p.requires_grad and p not in self._handles:
+                self._handles[p] = p.register_post_accumulate_grad_hook(self._complete)  # type: ignore[no-untyped-call]
 
     def __exit__(self, error: object, *_: object) -> None:
-        for handle in self._handles:
+        for handle in self._handles.values():
             handle.remove()
-        self._handles, self._watched = [], {}
+        self._handles = {}
         if error is not None:
             try:
                 self.end()

@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -51,8 +51,13 @@ class RuleOptimizer(Optimizer):
     _in_backward: StepInBackward | None = None
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
+        owner, is_module = type(self).__name__, isinstance(params, torch.nn.Module)
+        if is_module or not isinstance(params, Iterable):
+            given = f"a {type(params).__name__}" if is_module else repr(params)
+            must_be = "parameters or groups of them, such as model.parameters()"
+            raise TypeError(f"{owner}: params is {given}, but must be {must_be}.")
         defaults = {key: plain_number(value) for key, value in defaults.items()}
-        check_values(type(self).__name__, defaults, self._allowed)
+        check_values(owner, defaults, self._allowed)
         self._norm = Norm()
         super().__init__(params, defaults)
 
@@ -72,7 +77,8 @@ class RuleOptimizer(Optimizer):
         return {}
 
     def _check(self, group: Group) -> None:
-        """Reject values that one group may not have; unknown keys are the user's own."""
+        """Reject values that one group may not have, and misspelled keys; unknown ones are the user's own."""
+        check_group_keys(type(self).__name__, group, [*self.defaults, "params", "param_names"])
         check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)
         self._check_combination(group)
 
@@ -108,8 +114,7 @@ class RuleOptimizer(Optimizer):
         owner = type(self).__name__
         if isinstance(param_group, dict):
             own = {key: plain_number(value) for key, value in param_group.items() if key in self.defaults}
-            check_group_keys(owner, param_group, [*self.defaults, "params", "param_names"])
-            self._check({**self.defaults, **own})
+            self._check({**self.defaults, **param_group, **own})
             self._check_together([*self.param_groups, {**self.defaults, **own}])
             if not isinstance(param_group.get("params"), (Tensor, set, type(None))):
                 param_group["params"] = list(param_group["params"])
@@ -204,12 +209,12 @@ class RuleOptimizer(Optimizer):
             state.pop("compensation", None)  # an old rounding error must not be added later
         elif "compensation" not in state:
             state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        dtype = moment_dtype(p.dtype)
-        for key, has_shape_of_p in keys.items():  # the parameter's dtype may have changed
-            if has_shape_of_p and state[key].dtype != dtype:
-                state[key] = state[key].to(dtype)
+        for key in state.keys() & {*keys, "compensation"}:  # the parameter's dtype may have changed
+            state[key] = state[key].to(p.dtype if key == "compensation" else moment_dtype(p.dtype))
+            if for_kernels:
+                state[key] = fused.laid_out_as(p, state[key])
         if for_kernels:
-            fused.lay_out(p, state, {**dict.fromkeys(keys, dtype), "compensation": p.dtype})
+            state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
 
     def _join(self, p: Tensor, rules: Sequence[Rule]) -> ParamView | None:
         """Return the view of a parameter that was added during a step, with a new state; None if it is not ours."""
@@ -269,6 +274,9 @@ class RuleOptimizer(Optimizer):
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
         """Take one step. ``closure`` evaluates the model again and returns the loss."""
         self._reject_capture_of_host_scalars()
+        if self._is_state_request():
+            self._make_states(self._rules())
+            return None
         if self._in_backward is not None and self._in_backward.close(closure):
             return None
         loss = None
@@ -342,7 +350,9 @@ class RuleOptimizer(Optimizer):
         if "_norm" not in self.__dict__:  # a copy
             self._norm = Norm()
         self.refresh()
-        for name, parameter in inspect.signature(type(self)).parameters.items():  # may be from a later version
+        for name, parameter in inspect.signature(
+            type(self)
+        ).parameters.items():  # a pickle of an earlier version lacks it
             if name in self._allowed and parameter.default is not parameter.empty:
                 self.defaults.setdefault(name, parameter.default)
         for group in self.param_groups:

@@ -53,14 +53,10 @@ class Step:
     # --- begin ---
 
     def begin(self) -> None:
-        """Begin the step. Afterwards nothing is rejected, and what the parameters share stays the same."""
+        """Begin the step. Afterwards what the parameters share stays the same, and an ordinary step rejects nothing."""
         opt = self._opt
         self.rules = opt._rules()
         opt._warn_of_decay(self.rules)
-        if opt._is_state_request():
-            opt._make_states(self.rules)
-            self._is_empty = True
-            return
         if self._skips() and opt._sharding() is None:
             self._is_empty = True
             return
@@ -154,9 +150,6 @@ class Step:
         """End the step: from here on the next gamma is known."""
         if self._is_empty:
             return
-        if self._in_backward:
-            for backend in self.params.backends:
-                backend.end_backward()
         if not (self.rules and self.rules[0].normalised):
             return
         if self._has_new_params:

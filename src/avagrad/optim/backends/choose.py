@@ -26,6 +26,7 @@ def backends_for(
     opt: "RuleOptimizer", views: Sequence["ParamView"], groups: Sequence[dict[str, Any]], rules: Sequence[Rule]
 ) -> list[Backend]:
     """Return the backends that move these parameters; each moves a part of them."""
+    has_kernels = opt._has_kernels and not fused.overlap(views)
     kinds: dict[Any, list[ParamView]] = {}  # in the order of the first group of each
     by_group: dict[int, list[ParamView]] = {}
     for view in views:
@@ -34,7 +35,7 @@ def backends_for(
         group = groups[index]
         kind: type[Backend] = Loop
         local = [local_part(p) for p in group["params"]]
-        if opt._has_kernels and wants_fused(group, local) and fused.fit(members):
+        if has_kernels and wants_fused(group, local) and fused.fit(members):
             kind = fused.Fused
         elif opt._has_kernels and prefers_foreach(group, [view.w for view in members]):
             kind = Foreach

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 from torch import Tensor
 
-from avagrad.optim.backends.fused import layouts
 from avagrad.optim.backends.loop import Loop, batch_size, blocks, rounding_of, unscaled
 from avagrad.optim.rounding import store
 from avagrad.optim.rules import LARGEST, Delayed, Rule, Scalar, bias_correction_of, indicator, scalar_dtype
@@ -80,12 +79,6 @@ class Foreach(Loop):
         for number, batch in enumerate(self._batches):
             for place, piece in enumerate(batch.pieces):
                 self._places[piece.view].append((number, place))
-        self._tensors = [view.w for view in views]
-        self._layouts = layouts(self._tensors)
-
-    def fits(self) -> bool:
-        """Return whether the parameters still have the layout in which they are flat."""
-        return super().fits() and layouts(self._tensors) == self._layouts
 
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move the parameter of one view; return False if it is not flat any more: a hook may change it."""

@@ -5,8 +5,8 @@ Kernels read tables of pointers. The tables belong to one snapshot of the parame
 """
 
 import importlib.util
+import itertools
 from collections.abc import Sequence
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import torch
@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn.parameter import is_lazy
 
 from avagrad.optim.backends import native
-from avagrad.optim.backends.loop import Backend
+from avagrad.optim.backends.loop import Backend, layouts
 from avagrad.optim.rounding import moment_dtype
 from avagrad.optim.rules import Delayed, Flags, Rule
 from avagrad.optim.sharding import PLAIN
@@ -74,25 +74,16 @@ def fit(views: Sequence["ParamView"]) -> bool:
     return True
 
 
-def lay_out(p: Tensor, state: dict[str, Tensor], dtypes: dict[str, torch.dtype]) -> None:
-    """Convert a state to the layout that the kernels read: that of the parameter, with ``step`` on its device."""
-    state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
-    for name, dtype in dtypes.items():
-        if name in state and (not same_layout(state[name], p) or state[name].dtype != dtype):
-            laid = torch.empty_like(p, dtype=dtype, memory_format=torch.preserve_format)
-            state[name] = laid.copy_(state[name])
+def overlap(views: Sequence["ParamView"]) -> bool:
+    """Return whether parameters share memory. Kernels would then write to it from several threads at a time."""
+    plain = [view.w for view in views if type(view.w) in PLAIN and view.w.numel()]
+    places = sorted((w.data_ptr(), w.data_ptr() + w.numel() * w.element_size()) for w in plain)
+    return any(start < end for (_, end), (start, _) in itertools.pairwise(places))
 
 
-def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
-    """Return the layouts of tensors, to be compared with earlier ones.
-
-    A list of one property of all tensors is faster to make and compare than tensors one by one, and strides are read
-    only for tensors that are not contiguous.
-    """
-    flat = list(map(Tensor.is_contiguous, tensors))
-    strides = [] if all(flat) else [None if is_flat else x.stride() for x, is_flat in zip(tensors, flat, strict=True)]
-    others = Tensor.numel, Tensor.get_device, attrgetter("dtype")
-    return flat, strides, *(list(map(of, tensors)) for of in others)
+def laid_out_as(p: Tensor, x: Tensor) -> Tensor:
+    """Return a tensor in the layout that the kernels read, that of the parameter."""
+    return x if same_layout(x, p) else torch.empty_like(p, dtype=x.dtype, memory_format=torch.preserve_format).copy_(x)
 
 
 def same_layout(x: Tensor, p: Tensor) -> bool:
@@ -177,7 +168,6 @@ class Fused(Backend):
         self._numbers: dict[torch.device, Tensor] = {}
         self._sent: list[list[float]] = []
         self._kept: list[Tensor] = []  # a CUDA graph reads these again at each replay
-        self._moved: list[Tensor] = []  # inside backward: the step counts of parameters that have moved
         for device in dict.fromkeys(launch.device for launch, _ in self._launches):
             on_device = [launch for launch, _ in self._launches if launch.device == device]
             sizes = [len(launch.blocks) for launch in on_device]
@@ -185,15 +175,9 @@ class Fused(Backend):
             for launch, part in zip(on_device, torch.split(self._sums[device], sizes), strict=True):
                 launch.sums = part
             self._numbers[device] = torch.zeros(len(rules), native.NUMBERS, dtype=torch.float64, device=device)
-        self._tensors = [view.w for view in views]
         self._addresses = [w.data_ptr() for w in self._tensors]
-        self._layouts = layouts(self._tensors)
 
     # --- a step ---
-
-    def fits(self) -> bool:
-        """Return whether the parameters still have the layout that the tables describe."""
-        return super().fits() and layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> tuple[list[int], list[Tensor]] | None:
         """Return the addresses of the gradients, 0 for none, and the tensors at these addresses.
@@ -246,14 +230,8 @@ class Fused(Backend):
             return False
         launch, row = self._rows[i]
         launch.kernels.go_over(launch, *launch.first_blocks[row : row + 2], gradient=_address(laid))
-        self._moved.append(self.views[i].step)
+        self.views[i].step.add_(1)
         return True
-
-    def end_backward(self) -> None:
-        """End such a step: update the step counts."""
-        for device in {step.device for step in self._moved}:
-            torch._foreach_add_([step for step in self._moved if step.device == device], 1)
-        self._moved = []
 
     def _prepare(self, launch: Launch, step: "Step", *, counts: bool) -> None:
         found = step.grad_scale, step.found_inf

@@ -1,6 +1,7 @@
 """The interface of backends, and the simplest one: a loop over parameters that calls :mod:`avagrad.optim.rules`."""
 
 from collections.abc import Mapping, Sequence
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -40,6 +41,18 @@ def blocks(x: Tensor, size: int | None = None) -> Sequence[Tensor]:
     return pieces if others <= size else [b for piece in pieces for b in blocks(piece, size)]
 
 
+def layouts(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Return the layouts of tensors, to be compared with earlier ones.
+
+    A list of one property of all tensors is faster to make and compare than tensors one by one, and strides are read
+    only for tensors that are not contiguous.
+    """
+    flat = list(map(Tensor.is_contiguous, tensors))
+    strides = [] if all(flat) else [None if is_flat else x.stride() for x, is_flat in zip(tensors, flat, strict=True)]
+    others = Tensor.numel, Tensor.get_device, attrgetter("dtype")
+    return flat, strides, *(list(map(of, tensors)) for of in others)
+
+
 def unscaled(g: Tensor, grad_scale: Tensor | None, dtype: torch.dtype) -> Tensor:
     """Return a gradient in the dtype of the moments, without a GradScaler's scale: in float16 it might be 0."""
     g = g.to(dtype)
@@ -61,10 +74,12 @@ class Backend:
         self.views = views
         self.params = [view.param for view in views]
         self._shapes = [p.shape for p in self.params]
+        self._tensors = [view.w for view in views]
+        self._layouts = layouts(self._tensors)
 
     def fits(self) -> bool:
         """Return whether the parameters still have the layout that the backend was made for."""
-        return [p.shape for p in self.params] == self._shapes
+        return [p.shape for p in self.params] == self._shapes and layouts(self._tensors) == self._layouts
 
     def prepare(self, grads: Sequence[Tensor | None]) -> Any:
         """Return the gradients, one for each view, as :meth:`move` takes them; None if they cannot be read."""
@@ -80,9 +95,6 @@ class Backend:
     def move_one(self, i: int, g: Tensor, step: "Step") -> bool:
         """Move the parameter of one view; if its gradient cannot be read, do nothing and return False."""
         raise NotImplementedError
-
-    def end_backward(self) -> None:
-        """End such a step."""
 
     def sums(self, rules: Sequence[Rule]) -> dict[torch.device, Tensor]:
         """Return on each device sums of eta^p and counts, a row for each block, computed from the current state."""
