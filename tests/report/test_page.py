@@ -216,12 +216,13 @@ def test_the_command_says_what_it_found_and_what_it_could_not_read(tmp_path: Pat
     )
     done = CliRunner().invoke(app, ["report", str(tmp_path)])
     assert done.exit_code == 0, done.output
-    assert "cannot be read: mine.jsonl: line 4" in done.stderr
+    assert "problem: mine.jsonl: line 4" in done.stderr
     assert "1 of 3 records have no lr, and are left out" in done.stderr
     assert "lr 0.1, eps 1: 3" in done.stdout
     assert f"the page is {tmp_path / 'report.html'}" in done.stdout
     (tmp_path / "empty").mkdir()
-    assert "nothing to show was found" in CliRunner().invoke(app, ["report", str(tmp_path / "empty")]).stdout
+    done = CliRunner().invoke(app, ["report", str(tmp_path / "empty")])
+    assert (done.exit_code, "nothing to show was found" in done.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("url", ["postgresql://me:secret@host/db", "sqlite:///my.db"])

@@ -43,6 +43,12 @@ def test_a_run_an_ensemble_and_a_sweep_are_found_once_each(tmp_path: Path) -> No
     assert (tmp_path / "search" / "study.journal").read_bytes() == before, "reading writes nothing"
 
 
+def test_a_file_that_cannot_be_read_has_its_own_name(tmp_path: Path) -> None:
+    (tmp_path / "x.journal").write_text('{"no": "journal"}\n')
+    (problem,) = collect(tmp_path).problems
+    assert str(problem).startswith("x.journal: it cannot be read (storage is 'x.journal', which is not")
+
+
 def test_a_study_hides_no_runs_of_others(tmp_path: Path) -> None:
     """`avagrad train` writes to ``runs``, too."""
     train(configure("digits", "sgd", epochs=1), tmp_path / "runs" / "x")

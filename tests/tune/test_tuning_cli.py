@@ -284,6 +284,7 @@ WRONG = {
     "sweep digits --lr 1,2 -o full=true": "full is True, but must be False in a search",
     "study show nowhere.journal": "storage is 'nowhere.journal', which is missing",
     "study import nowhere.jsonl": "nowhere.jsonl",
+    "study export nowhere.journal nowhere/x.jsonl": "file is 'nowhere/x.jsonl', but must be in a folder that exists",
 }
 
 

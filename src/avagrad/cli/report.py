@@ -46,19 +46,20 @@ def report(
         found = collect(folder)
         typer.echo(f"{folder} holds {found.summary()}")
         for problem in found.problems:
-            typer.echo(f"cannot be read: {problem}")
+            typer.echo(f"problem: {problem}")
         return
     written = write_report(folder, out)
     for line in written.findings:
         typer.echo(line)
-    if not written.files:
-        typer.echo(f"nothing to show was found in {folder}")
     for problem in written.problems[:_NAMED]:
-        typer.echo(f"cannot be read: {problem}", err=True)
+        typer.echo(f"problem: {problem}", err=True)
     if len(written.problems) > _NAMED:
         typer.echo(f"and {len(written.problems) - _NAMED} more, which the page names", err=True)
     typer.echo(f"{len(written.files)} files of figures and tables are in {written.figures}")
     _show_page(written.page, in_browser=show)
+    if not written.files:
+        typer.echo(f"nothing to show was found in {folder}", err=True)
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -122,6 +122,7 @@ def export_records(
     name: _Name = None,
 ) -> None:
     """Write the records of a study to a file of JSON lines."""
+    require(file.parent.is_dir(), "file", str(file), "in a folder that exists")
     if file.exists():
         require(file.is_file(), "file", str(file), "a regular file, or a new one")
         try:

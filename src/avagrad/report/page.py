@@ -187,7 +187,7 @@ class _Page:
                     yield self.group(title, list(group))
         yield from self.runs()
         if held.problems:
-            yield "<h2>What could not be read or drawn</h2>"
+            yield "<h2>What could not be read or drawn, and points that have failed</h2>"
             yield f"<ul>{''.join(f'<li>{_text(problem)}</li>' for problem in held.problems[:_LISTED])}</ul>"
             yield _more(held.problems)
 

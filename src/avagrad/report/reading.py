@@ -40,7 +40,7 @@ _USUAL = {"betas", "momentum"}  # options that are not part of a method's title
 
 @dataclass(frozen=True)
 class Problem:
-    """A file that could not be read, or a part of it, and why."""
+    """A file that could not be read, or a part of it, or points of a study that have failed; and why."""
 
     place: str
     why: str
@@ -329,7 +329,7 @@ class _Reader:
             return sweeps
 
         with tempfile.TemporaryDirectory() as place:
-            for sweep in self._try(path, read, place) or ():
+            for sweep in self._try(path, read, f"{place}{os.sep}") or ():
                 if sweep.records:
                     self.found["sweeps"].append(sweep)
                 else:
