@@ -128,12 +128,23 @@ def describe(device: torch.device) -> dict[str, str]:
     return {
         "device": torch.cuda.get_device_name(device)
         if device.type == "cuda"
-        else f"CPU, {torch.get_num_threads()} threads",
+        else f"{_processor()}, {torch.get_num_threads()} threads",
         "torch": str(torch.__version__),
         "triton": importlib.import_module("triton").__version__ if has_triton else "none",
         "python": platform.python_version(),
         "avagrad": avagrad.__version__,
     }
+
+
+def _processor() -> str:
+    """Return the processor's name, with the numbers that tell generations apart where names do not."""
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return platform.machine()
+    facts = {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in first.splitlines())}
+    numbers = [f"{key} {facts[key]}" for key in ("cpu family", "model") if key in facts]
+    return ", ".join([facts.get("model name", platform.machine()), *numbers])
 
 
 def copy_bandwidth(device: torch.device) -> float:
