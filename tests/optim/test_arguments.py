@@ -234,6 +234,7 @@ def test_what_is_no_parameters_is_rejected(name: str, given: Any) -> None:
     sentence = rf"^{name}: params is .*, but must be parameters or groups of them, such as model\.parameters\(\)\.$"
     with pytest.raises(TypeError, match=sentence):
         optimizer_class(name)(given)
+    assert len(optimizer_class(name)(torch.nn.ParameterList([one(), one()])).param_groups[0]["params"]) == 2
 
 
 def test_torchs_own_refusals_still_work() -> None:

@@ -51,7 +51,8 @@ class RuleOptimizer(Optimizer):
     _in_backward: StepInBackward | None = None
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
-        owner, is_module = type(self).__name__, isinstance(params, torch.nn.Module)
+        owner = type(self).__name__
+        is_module = isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList)
         if is_module or not isinstance(params, Iterable):
             given = f"a {type(params).__name__}" if is_module else repr(params)
             must_be = "parameters or groups of them, such as model.parameters()"
