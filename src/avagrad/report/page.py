@@ -34,6 +34,7 @@ from avagrad.report.findings import findings
 from avagrad.report.reading import OUTPUT, Collection, Problem, Run, Sweep, collect
 from avagrad.report.table import Table
 from avagrad.report.values import rounded
+from avagrad.tune.separability import counted
 
 __all__ = ["Report", "inline_svg", "write_report"]
 
@@ -196,7 +197,7 @@ class _Page:
         first, rest = (f'<ul class="findings">{"".join(part)}</ul>' for part in (items[:_FINDINGS], items[_FINDINGS:]))
         more = len(items) - _FINDINGS
         yield first if items else ""
-        yield f"<details><summary>{more} more findings</summary>{rest}</details>" if more > 0 else ""
+        yield f"<details><summary>{counted(more, 'more finding')}</summary>{rest}</details>" if more > 0 else ""
 
     def group(self, title: str, parts: Sequence[_Part]) -> str:
         """Return the figures of one title side by side, or a table."""

@@ -374,13 +374,15 @@ class Space:
 def axis_value(name: str, value: Any) -> float:
     """Return a value of lr or eps, rounded, or reject it.
 
-    >>> axis_value("lr", 1)
-    1.0
+    >>> import torch
+    >>> axis_value("lr", 1), [axis_value("lr", value) for value in torch.logspace(-2, 0, 3)]
+    (1.0, [0.00999999977648, 0.10000000149, 1.0])
     """
-    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+    plain = value.item() if getattr(value, "shape", None) == () else value  # of a tensor, such as torch.logspace
+    if isinstance(plain, bool) or not isinstance(plain, numbers.Real):
         raise TypeError(f"{name} has the value {value!r}, but a value must be a number.")
     try:
-        number = float(value)
+        number = float(plain)
     except OverflowError:  # an integer beyond the range of floats
         number = math.inf
     if not 0 < number < math.inf:
