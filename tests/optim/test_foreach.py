@@ -13,6 +13,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from avagrad import AvaGrad, AvaGradW, AvaStep
+from avagrad.optim.backends.foreach import Foreach
 from avagrad.optim.backends.fused import Fused
 from avagrad.optim.backends.loop import blocks
 
@@ -243,6 +244,17 @@ def test_kernels_do_not_move_parameters_that_share_memory(
             a.grad, b.grad = torch.ones_like(a), torch.ones_like(b)
             opt.step()
     assert is_fused(opt)  # a copy, in which each has memory of its own
+
+
+def test_only_the_groups_that_share_memory_go_without_kernels() -> None:
+    base, plain = torch.ones(8), torch.nn.Parameter(torch.ones(8))
+    a, b = torch.nn.Parameter(base[:6]), torch.nn.Parameter(base[4:])
+    opt = AvaGrad([{"params": [plain]}, {"params": [a]}, {"params": [b]}])
+    for p in (plain, a, b):
+        p.grad = torch.ones_like(p)
+    opt.step()
+    assert opt._params is not None
+    assert [(type(each), len(each.views)) for each in opt._params.backends] == [(Fused, 1), (Foreach, 2)]
 
 
 @pytest.mark.parametrize("moved", [lambda x: x.clone(), lambda x: x.t().contiguous().t()], ids=["memory", "layout"])

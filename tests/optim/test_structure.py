@@ -25,7 +25,7 @@ def lines_of(path: Path) -> int:
 
 def test_files_and_functions_are_short() -> None:
     assert {path.name: lines_of(path) for path in SOURCES if lines_of(path) > 400} == {}
-    assert sum(map(lines_of, SOURCES)) <= 4613
+    assert sum(map(lines_of, SOURCES)) <= 4620
     functions = {
         f"{path.name}:{node.name}": node.end_lineno - node.lineno + 1
         for path in SOURCES

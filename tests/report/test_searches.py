@@ -237,11 +237,13 @@ def test_a_search_with_failed_points_is_told_as_it_ended(tmp_path: Path, seeds: 
     def objective(trial: Trial) -> float:
         assert trial.lr is not None
         assert trial.eps is not None
-        if trial.lr > 10 or trial.eps == 1e-4:
+        if (trial.lr > 10 or trial.eps == 1e-4) and trial.seed != 7:
             raise ValueError("too large for this machine")
         return abs(math.log10(trial.lr)) + abs(math.log10(trial.eps) + 3)
 
     options: dict[str, Any] = {"lr": "1e-4:1e3:8", "eps": "1e-8:1e2:11", "name": "mine", "retries": 0, "seeds": seeds}
+    other = {**options, "lr": [1.0, 1000.0], "eps": [1e-4, 1e-3], "seeds": [7]}  # whose points are not of this search
+    tune(objective, storage=tmp_path / "a.journal", extend=False, **other)
     result = tune(objective, storage=tmp_path / "a.journal", extend=False, **options)
     assert result.failed
     assert_same(tmp_path, result)

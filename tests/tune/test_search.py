@@ -9,7 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from avagrad.tune.records import Record
-from avagrad.tune.search import METHODS, Plan, Score, best, best_so_far, better, plan, replay, scores
+from avagrad.tune.scores import best_so_far
+from avagrad.tune.search import METHODS, Plan, Score, best, better, plan, replay, scores
 from avagrad.tune.space import Cell, Space, axis
 
 PAPER = Space(axis("paper", "lr"), axis("paper", "eps"))
@@ -426,6 +427,13 @@ def test_an_axis_continues_as_it_is_spaced() -> None:
     assert lr.extended(5e-7).values[:3] == (5e-8, 1e-7, 5e-7)
     assert eps.extended(100.0).values[-3:] == (100, 200, 1000)
     assert eps.extended(0.1) == eps
+    for first in (1e-6, 1e-5, 1e-4):  # not below 1e-8, also where that is not a value of the axis
+        for count in range(3, 20):
+            line = axis(f"{first}:1:{count}", "eps")
+            assert line is not None
+            longer = line.extended(first)
+            assert longer.values[0] >= 1e-8
+            assert len(longer) > len(line)
     assert axis(1.0, "lr").extended(1.0).values == (1.0,)  # type: ignore[union-attr]
     assert axis([1e290, 1e300], "lr").extended(1e300).values == (1e290, 1e300)  # type: ignore[union-attr]
 

@@ -193,6 +193,8 @@ def test_the_start() -> None:
     assert paper.start(start_eps=0.1 + 1e-15) == Cell(0.05, 0.1)
     half_decades = Space(axis("1e-4:1:9", "lr"), None)
     assert half_decades.start(start_lr=0.03162) == Cell(0.0316227766017, None)  # as results show it
+    with pytest.raises(ValueError, match=r"start_lr is 0\.031622, but must be on the lr axis"):
+        half_decades.start(start_lr=0.031622)
     assert Space(axis([1, 2, 3, 4], "lr"), axis([0.01, 1], "eps")).start() == Cell(2, 0.01)
     assert Space(None, axis([0.01, 0.1, 1, 10, 100], "eps")).start() == Cell(None, 0.1)
     assert Space(axis([1, 2, 3], "lr"), None).start() == Cell(2, None)

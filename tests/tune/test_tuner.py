@@ -175,7 +175,7 @@ def test_an_axis_is_extended_if_its_end_is_better(
         assert ("It is at an end of the eps axis" in found.summary()) == extended
 
 
-@pytest.mark.parametrize("lowest", ["1e-8", "1e-10", "1e-7"])
+@pytest.mark.parametrize("lowest", ["1e-8", "1e-10", "1e-7", "1e-6"])
 def test_eps_is_not_searched_below_1e_8(lowest: str, tmp_path: Path) -> None:
     """There every method is level, and what one seed finds is rounding noise."""
 

@@ -1,7 +1,7 @@
 """Loading a state: exact to the bit, also from other optimizers; nothing changes if it does not fit."""
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from itertools import chain
 from typing import TYPE_CHECKING, Any
 
@@ -19,16 +19,13 @@ if TYPE_CHECKING:
 
 __all__ = ["load_state_dict"]
 
+_MUST_BE = "must be that of an optimizer, with state and param_groups"
+
 
 def load_state_dict(opt: "RuleOptimizer", state_dict: StateDict, load: Callable[[StateDict], None]) -> None:
     """Load a state by torch's ``load``, and undo its casts of dtypes."""
-    if not isinstance(state_dict, dict) or not {"state", "param_groups"} <= state_dict.keys():
-        given = repr(state_dict)
-        if isinstance(state_dict, dict):
-            keys = ", ".join(map(str, list(state_dict)[:5])) + (", ..." if len(state_dict) > 5 else "")
-            given = f"a dict with the keys {keys}" if keys else "a dict without keys"
-        must_be = "that of an optimizer, with state and param_groups"
-        raise ValueError(f"{type(opt).__name__}: state_dict is {given}, but must be {must_be}.")
+    if not isinstance(state_dict, Mapping):
+        raise ValueError(f"{type(opt).__name__}: state_dict is {state_dict!r}, but {_MUST_BE}.")
     fitting: StateDict = {}
 
     def adapt(_: Optimizer, loaded: StateDict) -> StateDict:
@@ -87,6 +84,10 @@ def _warn_foreign(opt: "RuleOptimizer", loaded: StateDict) -> None:
 
 def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     """Return ``loaded`` with missing hyper-parameters filled in, or reject it if it does not fit."""
+    if not {"state", "param_groups"} <= loaded.keys():
+        keys = ", ".join(map(str, list(loaded)[:5])) + (", ..." if len(loaded) > 5 else "")
+        given = f"a dict with the keys {keys}" if keys else "a dict without keys"
+        raise ValueError(f"{type(opt).__name__}: state_dict is {given}, but {_MUST_BE}.")
     groups = loaded["param_groups"]
     saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, opt.param_groups))
     if saved_sizes != sizes:

@@ -6,7 +6,7 @@ import sys
 import traceback
 import warnings
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, ClassVar, overload
 
 import torch
@@ -52,11 +52,12 @@ class RuleOptimizer(Optimizer):
 
     def __init__(self, params: ParamsT, defaults: Group) -> None:
         owner = type(self).__name__
-        is_module = isinstance(params, torch.nn.Module) and not isinstance(params, torch.nn.ParameterList)
-        if is_module or not isinstance(params, Iterable):
-            given = f"a {type(params).__name__}" if is_module else repr(params)
+        try:
+            iter(params)
+        except TypeError:
+            given = f"a {type(params).__name__}" if isinstance(params, torch.nn.Module) else repr(params)
             must_be = "parameters or groups of them, such as model.parameters()"
-            raise TypeError(f"{owner}: params is {given}, but must be {must_be}.")
+            raise TypeError(f"{owner}: params is {given}, but must be {must_be}.") from None
         defaults = {key: plain_number(value) for key, value in defaults.items()}
         check_values(owner, defaults, self._allowed)
         self._norm = Norm()
@@ -78,8 +79,7 @@ class RuleOptimizer(Optimizer):
         return {}
 
     def _check(self, group: Group) -> None:
-        """Reject values that one group may not have, and misspelled keys; unknown ones are the user's own."""
-        check_group_keys(type(self).__name__, group, [*self.defaults, "params", "param_names"])
+        """Reject values that one group may not have; unknown keys are the user's own."""
         check_values(type(self).__name__, {key: group[key] for key in self.defaults}, self._allowed)
         self._check_combination(group)
 
@@ -115,7 +115,8 @@ class RuleOptimizer(Optimizer):
         owner = type(self).__name__
         if isinstance(param_group, dict):
             own = {key: plain_number(value) for key, value in param_group.items() if key in self.defaults}
-            self._check({**self.defaults, **param_group, **own})
+            check_group_keys(owner, param_group, [*self.defaults, "params", "param_names"])
+            self._check({**self.defaults, **own})
             self._check_together([*self.param_groups, {**self.defaults, **own}])
             if not isinstance(param_group.get("params"), (Tensor, set, type(None))):
                 param_group["params"] = list(param_group["params"])
@@ -210,10 +211,11 @@ class RuleOptimizer(Optimizer):
             state.pop("compensation", None)  # an old rounding error must not be added later
         elif "compensation" not in state:
             state["compensation"] = torch.zeros_like(p, memory_format=torch.preserve_format)
-        for key in state.keys() & {*keys, "compensation"}:  # the parameter's dtype may have changed
-            state[key] = state[key].to(p.dtype if key == "compensation" else moment_dtype(p.dtype))
-            if for_kernels:
-                state[key] = fused.laid_out_as(p, state[key])
+        for key in (*keys, "compensation"):  # in the same order on all ranks: a copy may be collective
+            if key in state:  # the parameter's dtype may have changed
+                state[key] = state[key].to(p.dtype if key == "compensation" else moment_dtype(p.dtype))
+                if for_kernels:
+                    state[key] = fused.laid_out_as(p, state[key])
         if for_kernels:
             state["step"] = state["step"].to(device=p.device, dtype=torch.float32)
 
@@ -351,9 +353,7 @@ class RuleOptimizer(Optimizer):
         if "_norm" not in self.__dict__:  # a copy
             self._norm = Norm()
         self.refresh()
-        for name, parameter in inspect.signature(
-            type(self)
-        ).parameters.items():  # a pickle of an earlier version lacks it
+        for name, parameter in inspect.signature(type(self)).parameters.items():  # older pickles lack some
             if name in self._allowed and parameter.default is not parameter.empty:
                 self.defaults.setdefault(name, parameter.default)
         for group in self.param_groups:

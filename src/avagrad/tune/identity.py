@@ -57,9 +57,9 @@ def digest_of(objective: object) -> str | None:
     >>> digest_of(lambda trial: 1.0) == digest_of(lambda trial: 2.0)
     False
     """
-    codes = [text for code in _codes(objective) for text in _texts(code)]
+    texts = [text for function in _functions(objective) for text in _texts(function)]
     version = ".".join(platform.python_version_tuple()[:2])
-    return f"{version}:{hashlib.sha256(repr(codes).encode()).hexdigest()[:16]}" if codes else None
+    return f"{version}:{hashlib.sha256(repr(texts).encode()).hexdigest()[:16]}" if texts else None
 
 
 def with_code(history: list[Entry], digest: str, count: int) -> tuple[list[Entry], int]:
@@ -83,29 +83,30 @@ def with_code(history: list[Entry], digest: str, count: int) -> tuple[list[Entry
 def _texts(function: FunctionType) -> Iterator[str]:
     """Yield the code of a function, and the defaults of its arguments if they are plain values."""
     yield _text(function.__code__)
-    defaults = (function.__defaults__ or (), tuple(sorted((function.__kwdefaults__ or {}).items())))
-    if any(defaults) and _is_plain(defaults):
-        yield _text(defaults)
+    defaults = [*(function.__defaults__ or ()), *sorted((function.__kwdefaults__ or {}).items())]
+    if plain := tuple(filter(_is_plain, defaults)):
+        yield _text(plain)
 
 
 def _is_plain(value: object) -> bool:
-    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, (int, float, str, NoneType))
+    kinds = (int, float, complex, str, bytes, NoneType)
+    return all(map(_is_plain, value)) if isinstance(value, tuple) else isinstance(value, kinds)
 
 
-def _codes(objective: object) -> Iterator[FunctionType]:
+def _functions(objective: object) -> Iterator[FunctionType]:
     """Yield a function, and what it wraps; that of a method, a partial function or a callable object."""
     if isinstance(objective, functools.partial):
-        yield from _codes(objective.func)
+        yield from _functions(objective.func)
     elif inspect.ismethod(objective):
-        yield from _codes(objective.__func__)
+        yield from _functions(objective.__func__)
     elif inspect.isfunction(objective):
         yield objective
     elif inspect.isfunction(call := getattr(type(objective), "__call__", None)):  # noqa: B004  # it is not called
-        yield from _codes(call)
+        yield from _functions(call)
     # Not by getattr: an object may answer to any name.
     wrapped = getattr(objective, "__dict__", {}).get("__wrapped__")
     if wrapped is not None:
-        yield from _codes(wrapped)
+        yield from _functions(wrapped)
 
 
 def _text(constant: object) -> str:

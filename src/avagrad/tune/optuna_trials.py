@@ -36,9 +36,11 @@ class Snapshot:
     failures: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # key: the reason of each failure
 
     def without_result(self) -> dict[str, str]:
-        """Return the points that have failed and have no result, each with the last reason."""
-        finished = {record.point.key for record in self.records}
-        failed = {key: faults(reasons) for key, reasons in self.failures.items() if key not in finished}
+        """Return the points that have failed and are neither finished nor to be run again, with the last reason."""
+        others = {record.point.key for record in self.records}.union(
+            self.waiting, (x for x, _ in self.running.values())
+        )
+        failed = {key: faults(reasons) for key, reasons in self.failures.items() if key not in others}
         return {key: reasons[-1] for key, reasons in failed.items() if reasons}
 
 

@@ -11,7 +11,7 @@ from avagrad.tune.methods import METHODS, Inputs, stages
 from avagrad.tune.scores import Score, best, best_so_far, better, scores
 from avagrad.tune.space import Cell, Space
 
-__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "best_so_far", "better", "plan", "replay", "scores"]
+__all__ = ["METHODS", "Plan", "Replay", "Score", "best", "better", "plan", "replay", "scores"]
 
 
 @dataclass(frozen=True)

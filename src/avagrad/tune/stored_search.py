@@ -58,7 +58,7 @@ def stored_search(
     with contextlib.suppress(ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         own = Space(*(axis(search[name], name) if search.get(name) else None for name in NAMES))
         failed = map(Point.from_key, search.get("failed", ()))
-        done = {record.point for record in records}
+        done = {record.point for record in records if record.seed in search["seeds"]}
         every = [*records, *(Record(*point, value=worst(direction)) for point in failed if point not in done)]
         by_seed = [[record for record in every if record.seed == seed] for seed in search["seeds"]]
         complete = scores(itertools.chain(*by_seed), direction=direction, seeds=len(by_seed))

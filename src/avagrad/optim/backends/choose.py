@@ -26,20 +26,22 @@ def backends_for(
     opt: "RuleOptimizer", views: Sequence["ParamView"], groups: Sequence[dict[str, Any]], rules: Sequence[Rule]
 ) -> list[Backend]:
     """Return the backends that move these parameters; each moves a part of them."""
-    has_kernels = opt._has_kernels and not fused.overlap(views)
-    kinds: dict[Any, list[ParamView]] = {}  # in the order of the first group of each
     by_group: dict[int, list[ParamView]] = {}
     for view in views:
         by_group.setdefault(view.group, []).append(view)
+    chosen: dict[int, type[Backend]] = {}
     for index, members in by_group.items():
-        group = groups[index]
-        kind: type[Backend] = Loop
-        local = [local_part(p) for p in group["params"]]
-        if has_kernels and wants_fused(group, local) and fused.fit(members):
-            kind = fused.Fused
-        elif opt._has_kernels and prefers_foreach(group, [view.w for view in members]):
-            kind = Foreach
-        kinds.setdefault(kind, []).extend(members)
+        group, chosen[index] = groups[index], Loop
+        if opt._has_kernels:
+            if wants_fused(group, [local_part(p) for p in group["params"]]) and fused.fit(members):
+                chosen[index] = fused.Fused
+            elif prefers_foreach(group, [view.w for view in members]):
+                chosen[index] = Foreach
+    for_kernels = [view for view in views if chosen[view.group] is fused.Fused]
+    chosen |= dict.fromkeys(fused.sharing_memory(for_kernels), Foreach)
+    kinds: dict[type[Backend], list[ParamView]] = {}  # in the order of the first group of each
+    for index, members in by_group.items():
+        kinds.setdefault(chosen[index], []).extend(members)
     return [kind(members, rules) for kind, members in kinds.items()]
 
 

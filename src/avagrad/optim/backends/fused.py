@@ -5,7 +5,6 @@ Kernels read tables of pointers. The tables belong to one snapshot of the parame
 """
 
 import importlib.util
-import itertools
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -74,11 +73,16 @@ def fit(views: Sequence["ParamView"]) -> bool:
     return True
 
 
-def overlap(views: Sequence["ParamView"]) -> bool:
-    """Return whether parameters share memory. Kernels would then write to it from several threads at a time."""
-    plain = [view.w for view in views if type(view.w) in PLAIN and view.w.numel()]
-    places = sorted((w.data_ptr(), w.data_ptr() + w.numel() * w.element_size()) for w in plain)
-    return any(start < end for (_, end), (start, _) in itertools.pairwise(places))
+def sharing_memory(views: Sequence["ParamView"]) -> set[int]:
+    """Return the groups with parameters that share memory: kernels would write to it from several threads at a time."""
+    places = [(view.w.data_ptr(), view.w.numel() * view.w.element_size(), view.group) for view in views]
+    found: set[int] = set()
+    furthest = (0, -1)  # the end of what came so far, and its group
+    for start, size, group in sorted(place for place in places if place[1]):
+        if start < furthest[0]:
+            found |= {group, furthest[1]}
+        furthest = max(furthest, (start + size, group))
+    return found
 
 
 def laid_out_as(p: Tensor, x: Tensor) -> Tensor:
