@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.state_dict import (
 )
 
 from avagrad import AvaGrad, AvaStep
+from avagrad.optim.backends import fused
 
 STEPS, BREAK_AT = 20, 12
 NAN = float("nan")
@@ -288,6 +289,24 @@ def test_the_whole_state_follows_a_parameter_to_another_dtype(name: str, path: s
         found = {key: x.dtype for key, x in opt.state[w].items() if key != "step"}
         assert found.pop("compensation", dtype) == dtype
         assert set(found.values()) == {wide}
+
+
+def test_a_state_is_converted_in_the_same_order_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Copies of DTensors may be collective; the order of a set of strings differs between processes."""
+    w, converted = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), []
+    opt = AvaGrad([w], rounding="kahan")
+    w.grad = torch.ones_like(w)
+    opt.step()
+    opt.refresh()
+    laid_out_as = fused.laid_out_as
+
+    def recorded(p: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+        converted.append(next(key for key, value in opt.state[p].items() if value is x))
+        return laid_out_as(p, x)
+
+    monkeypatch.setattr(fused, "laid_out_as", recorded)
+    opt.step()
+    assert converted == ["exp_avg", "exp_avg_sq", "compensation"]
 
 
 def test_adashift_rejects_a_state_without_its_gradients() -> None:
