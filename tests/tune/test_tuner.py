@@ -116,6 +116,23 @@ def test_a_finished_point_is_never_run_again(tmp_path: Path) -> None:
     assert whole.best == grid.best == first.best
 
 
+def test_progress_counts_the_points_of_the_search(tmp_path: Path) -> None:
+    """Not those of an earlier grid, which it may never ask for."""
+
+    def objective(trial: Trial) -> float:
+        assert trial.lr is not None
+        assert trial.eps is not None
+        return abs(math.log10(trial.lr)) + abs(math.log10(trial.eps) + 2) + trial.seed / 10
+
+    shown: list[Progress] = []
+    options: dict[str, Any] = {"lr": "1e-3:1e3:7", "eps": "1e-4:1:5", "storage": tmp_path / "a.journal"}
+    tune(objective, method="grid", **options)
+    result = tune(objective, method="separable", seeds=2, watcher=shown.append, **options)
+    assert shown[0].done <= 7
+    assert all(one.done <= one.total for one in shown)
+    assert shown[-1].done == shown[-1].total == len(result.trials)
+
+
 def test_the_values_of_the_best_are_in_the_order_of_the_seeds(tmp_path: Path) -> None:
     def objective(trial: Trial) -> float:
         return 10.0 * trial.seed

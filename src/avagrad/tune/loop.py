@@ -186,7 +186,7 @@ class SearchLoop:
         return ""
 
     def _progress(self, now: Plan) -> Progress:
-        records = [record for record in self._records(self.seeds) if record.point.cell in now.space]
+        records = [record for record in self._records(self.seeds) if record.point.cell in now.asked]
         done = len(records)
         total = done if now.done else max(now.at_most * len(self.seeds), done)  # coarse cells may need one seed only
         times = [record.seconds for record in records if record.seconds is not None]

@@ -20,6 +20,7 @@ class Plan:
 
     - ``space``: the space, with its axes as far as they were extended
     - ``cells``: the cells to evaluate now; none of them is known
+    - ``asked``: all cells that the search has asked for so far, these among them
     - ``coarse``: whether one seed of these cells is enough
     - ``pick``: the best so far under the method's rule
     - ``stage``: a description of the current stage
@@ -36,6 +37,7 @@ class Plan:
 
     space: Space
     cells: tuple[Cell, ...]
+    asked: frozenset[Cell]
     coarse: bool
     pick: Cell | None
     stage: str
@@ -87,6 +89,7 @@ def plan(
     return Plan(
         space=space,
         cells=unknown,
+        asked=frozenset(wanted),
         coarse=stage.coarse,
         pick=stage.pick,
         stage=stage.name,
