@@ -291,6 +291,48 @@ def test_the_whole_state_follows_a_parameter_to_another_dtype(name: str, path: s
         assert set(found.values()) == {wide}
 
 
+def _loaded(opt: Any, **more: Any) -> Any:
+    state = opt.state_dict()
+    state["param_groups"][0].update(more)
+    opt.load_state_dict(state)
+    return opt
+
+
+AGAIN: dict[str, Any] = {
+    "loaded": _loaded,
+    "loaded from another version": lambda opt: _loaded(opt, differentiable=False),
+    "copied": copy.deepcopy,
+    "pickled": lambda opt: pickle.loads(pickle.dumps(opt)),
+}
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("again", AGAIN)
+def test_groups_keep_their_keys(name: str, again: str) -> None:
+    """torch's __setstate__ adds one of its own."""
+    opt = optimizer_class(name)([torch.nn.Parameter(torch.ones(2))])
+    keys, defaults = set(opt.param_groups[0]), set(opt.defaults)
+    opt = AGAIN[again](opt)
+    assert (set(opt.param_groups[0]), set(opt.defaults)) == (keys, defaults)
+
+
+@pytest.mark.parametrize("name", ALL)
+@pytest.mark.parametrize("how", [{"full_state_dict": True}, {"flatten_optimizer_state_dict": True}, {}], ids=str)
+@pytest.mark.parametrize("resumed", ["saved", "loading"])
+def test_a_training_that_was_resumed_is_saved_and_loaded_again(name: str, how: dict[str, Any], resumed: str) -> None:
+    trainings = []
+    for which in ("saved", "loading"):
+        model, batches = model_and_batches()
+        opt = optimizer_class(name)(model.parameters())
+        fit(model, opt, batches[:BREAK_AT])
+        trainings.append((model, _loaded(opt) if which == resumed else opt))
+    (model, opt), (other, loading) = trainings
+    options = StateDictOptions(**how)
+    set_optimizer_state_dict(other, loading, get_optimizer_state_dict(model, opt, options=options), options=options)
+    for p, q in zip(model.parameters(), other.parameters(), strict=True):
+        assert all(torch.equal(opt.state[p][key], loading.state[q][key]) for key in opt.state[p])
+
+
 def test_a_state_is_converted_in_the_same_order_in_every_process(monkeypatch: pytest.MonkeyPatch) -> None:
     """Copies of DTensors may be collective; the order of a set of strings differs between processes."""
     w, converted = torch.nn.Parameter(torch.ones(3, dtype=torch.bfloat16)), []

@@ -350,15 +350,15 @@ class RuleOptimizer(Optimizer):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
-        if "_norm" not in self.__dict__:  # a copy
-            self._norm = Norm()
+        self.__dict__.setdefault("_norm", Norm())  # a copy has none
         self.refresh()
+        self.defaults.pop("differentiable", None)  # torch adds it, and its checkpoints compare the keys of groups
         for name, parameter in inspect.signature(type(self)).parameters.items():  # older pickles lack some
             if name in self._allowed and parameter.default is not parameter.empty:
                 self.defaults.setdefault(name, parameter.default)
         for group in self.param_groups:
-            for key, value in self.defaults.items():
-                group.setdefault(key, value)
+            group.pop("differentiable", None)
+            group.update({**self.defaults, **group})
 
     def load_state_dict(self, state_dict: StateDict) -> None:
         """Load a state, to the bit; nothing is shared with ``state_dict`` afterwards.
