@@ -374,6 +374,19 @@ def test_a_training_that_catches_a_signal_ends_the_search_with_its_code(number: 
     assert caught.value.exit_code == code
 
 
+def test_a_framework_that_makes_an_exit_of_ctrl_c(tmp_path: Path) -> None:
+    def objective(trial: Trial) -> float:
+        try:
+            raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            sys.exit(1)
+
+    with pytest.raises(Stopped) as caught:
+        tune(objective, lr=[1, 2], name="mine", storage=tmp_path / "a.journal")
+    assert caught.value.exit_code == 130
+    assert Study(tmp_path / "a.journal", "mine").snapshot().failures == {"lr=1 seed=0": ("given back: stopped",)}
+
+
 @pytest.mark.parametrize("end", [SystemExit(130), SystemExit(143), Stopped("stopped"), KeyboardInterrupt()])
 def test_an_objective_that_was_asked_to_stop(end: BaseException, tmp_path: Path) -> None:
     """A training that has saved, for example: the search ends, too, and the point is given back."""

@@ -69,7 +69,8 @@ def _warn_foreign(opt: "RuleOptimizer", loaded: StateDict) -> None:
     if not reasons:
         return
     adopted = [item for group in groups for item in opt._adopted(group).items()]
-    also = "".join(f", {key}={value!r}" for key, value in dict(adopted).items())
+    values = {key: dict.fromkeys(repr(value) for name, value in adopted if name == key) for key, _ in adopted}
+    also = "".join(f", {key}={' and '.join(each)}" for key, each in values.items())
     wanted = {"step", *chain.from_iterable(opt._state_tensors(group) for group in opt.param_groups)}
     states = [state for state in loaded["state"].values() if isinstance(state, dict)]
     unused = dict.fromkeys(key for state in states for key in state if key not in wanted)
@@ -85,8 +86,7 @@ def _warn_foreign(opt: "RuleOptimizer", loaded: StateDict) -> None:
 def _fitting(opt: "RuleOptimizer", loaded: StateDict) -> StateDict:
     """Return ``loaded`` with missing hyper-parameters filled in, or reject it if it does not fit."""
     if not {"state", "param_groups"} <= loaded.keys():
-        keys = ", ".join(map(str, list(loaded)[:5])) + (", ..." if len(loaded) > 5 else "")
-        given = f"a dict with the keys {keys}" if keys else "a dict without keys"
+        given = f"a dict that begins with the keys {list(loaded)[:5]}"
         raise ValueError(f"{type(opt).__name__}: state_dict is {given}, but {_MUST_BE}.")
     groups = loaded["param_groups"]
     saved_sizes, sizes = ([len(group["params"]) for group in each] for each in (groups, opt.param_groups))

@@ -154,11 +154,13 @@ def evaluate(objective: Objective, held: Held, *, prunes: bool = False, may_end:
     except BaseException as error:
         if os.getpid() != pid:  # a process forked by the objective ends: it does not hold the point
             raise
+        if isinstance(error, SystemExit) and isinstance(error.__context__, KeyboardInterrupt):
+            error = error.__context__  # Lightning, for one, makes an exit of Ctrl-C
         asked = isinstance(error, Stopped) or (isinstance(error, SystemExit) and error.code in _STOP_CODES)
         if isinstance(error, (Exception, SystemExit)) and not asked:
             return _fail(held, _described(error), traceback.format_exc())
         held.fail(f"{GIVEN_BACK}: stopped" if may_end or asked else f"{DIED}: {_described(error)}")
-        raise
+        raise error
     try:
         value = _number(returned, "objective returned")
     except TypeError as error:
