@@ -34,7 +34,7 @@ _ROWS = 2000  # of a file of metrics that are kept, evenly spaced
 _CURVES, _RECORDS = "curves.jsonl", "records.jsonl"
 _STEP_KEYS = {"parameters", "optimizer", "milliseconds"}
 FILES = (".journal", ".jsonl")  # that may be read alone
-_NAMED = 5  # bad lines of a file that are named one by one
+_NAMED = 5  # bad lines of a file, or failed points, that are named one by one
 _USUAL = {"betas", "momentum"}  # options that are not part of a method's title
 
 
@@ -322,10 +322,8 @@ class _Reader:
             for study in (Study(copy, name, create=False) for name in names):
                 seen = study.snapshot()
                 sweeps.append(Sweep(own, study.name, seen.records, study.about, {}, study.direction, study.search))
-                failed = [f"{key} ({reason})" for key, reason in seen.without_result().items()]
-                more = [f"and {len(failed) - _NAMED} more points"] if len(failed) > _NAMED else []
-                if failed:
-                    self._problem(path, f"without a result: {'; '.join([*failed[:_NAMED], *more])}")
+                if failed := [f"{key} ({reason})" for key, reason in seen.without_result().items()]:
+                    self._problem(path, f"without a result: {'; '.join(_first(failed, 'points'))}")
             return sweeps
 
         with tempfile.TemporaryDirectory() as place:
@@ -353,8 +351,7 @@ class _Reader:
             if 0 < len(without) < len(records):
                 bad.append(f"{len(without)} of {len(records)} records have no {name}, and are left out")
                 records = tuple(record for record in records if getattr(record, name) is not None)
-        more = [f"and {len(bad) - _NAMED} more lines"] if len(bad) > _NAMED else []
-        for line in [*bad[:_NAMED], *more]:
+        for line in _first(bad, "lines"):
             self._problem(path, line)
         return records
 
@@ -400,6 +397,11 @@ class _Reader:
 
     def _name(self, path: Path) -> str:
         return path.relative_to(self.root).as_posix()
+
+
+def _first(found: list[str], what: str) -> list[str]:
+    """Return the first few of a list, and how many more there are."""
+    return [*found[:_NAMED], *([f"and {len(found) - _NAMED} more {what}"] if len(found) > _NAMED else [])]
 
 
 def _error_in(result: Mapping[str, Any] | None, part: str) -> float | None:
